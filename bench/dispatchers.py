@@ -1,22 +1,19 @@
 #!/usr/bin/env python3
 """Times training with each dispatcher of experts' tokens, alternately in one run.
 
-  bench/dispatchers.py build/tessera [--device cpu|cuda] [--ranks 2] [--only NAME,...] [--rounds 3] [--steps 8] [--json FILE] [-- MORE]
+  bench/dispatchers.py [--device cpu|cuda] [--ranks 2] [--only NAME,...] [--rounds 3] [--steps 8] [--json FILE] build/tessera [-- MORE]
 
 For each case and dispatcher: the median step, the MiB that a step's exchanges of experts' tokens move (all ranks together; what stays on
 a rank is not counted), and the share of the traced steps in which these exchanges go on and their rank computes nothing. Hierarchical
 dispatch takes half of the ranks for a node, so it needs four at least.
 """
-import argparse
 import json
 import pathlib
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 
-from schedules import QWEN3, SMALL, TOKEN_GROUPS, environment, exposed_shares, write_text
+from schedules import QWEN3, SMALL, TOKEN_GROUPS, exposed_shares, parse, run, train_arguments, write_text
 
 MIXTRAL = ["--model.preset=mixtral-8x7b", "--model.vocab_size=4096", "--model.num_layers=2", "--data.sequence_length=4096",
            "--train.precision=bf16"]
@@ -46,57 +43,22 @@ def token_mib(output):
     return total
 
 
-def run(program, arguments, folder):
-    """One training: the seconds of its steps, its trace, and what a step sent."""
-    trace = folder / "trace.json"
-    command = [program, "train", *arguments, f"--run.folder={folder / 'run'}", "--trace", str(trace)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed: {done.stderr.strip()[-800:]}")
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [line["step_seconds"] for line in map(json.loads, lines) if line.get("type") == "step"]
-    return steps, json.loads(trace.read_text())["traceEvents"], token_mib(done.stdout)
-
-
 def measure(program, name, options, folder):
     device, micro_batch, more = CASES[name]
-    common = [f"--run.device={device}", "--ranks", str(options.ranks), f"--parallel.ep={options.ranks}", *more,
-              f"--data.text={folder / 'text.txt'}", f"--data.cache={folder / 'tokens'}", f"--train.micro_batch={micro_batch}",
-              f"--train.global_batch={4 * micro_batch * options.ranks}", f"--train.steps={options.steps}", "--train.validation_interval=0",
-              "--data.validation_fraction=0", "--run.checkpoint_interval=0", "--run.resume=never", "--run.report=false",
-              "--run.tensorboard=false", "--run.log_interval=1", *options.more]
+    common = [*train_arguments(options, folder, device, micro_batch, 4 * micro_batch * options.ranks), f"--parallel.ep={options.ranks}", *more,
+              *options.more]
     ways = dispatchers(options.ranks)
     found = {way: [] for way in ways}
     for turn in range(options.rounds):
         for way in ways if turn % 2 == 0 else reversed(ways):
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                steps, events, mib = run(program, [*common, *ways[way]], pathlib.Path(own))
-            found[way].append((statistics.median(steps[2:]), mib, exposed_shares(events)[0]))
+                steps, events, output = run(program, [*common, *ways[way]], pathlib.Path(own))
+            found[way].append((statistics.median(steps[2:]), token_mib(output), exposed_shares(events)[0]))
     return {way: dict(zip(("seconds", "mib", "exposed"), map(statistics.median, zip(*runs)))) for way, runs in found.items()}
 
 
-def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("more", nargs="*", help="further options of `tessera train`, behind --")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", default="", help="names, separated by commas; default: all of the device")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--json", help="also write the figures to a file")
-    options = parser.parse_args()
-    options.names = options.only.split(",") if options.only else [name for name, case in CASES.items() if case[0] == options.device]
-    unknown = set(options.names) - set(CASES)
-    if unknown:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    if options.steps < 4:
-        parser.error("--steps: at least 4, of which two are not counted")
-    return options
-
-
 def main():
-    options = parse()
+    options = parse(__doc__, CASES)
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)

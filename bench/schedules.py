@@ -58,7 +58,7 @@ def environment():
 
 
 def run(program, arguments, folder):
-    """One training: the seconds of its steps and its trace."""
+    """One training: the seconds of its steps, its trace, and what it printed."""
     trace = folder / "trace.json"
     command = [program, "train", *arguments, f"--run.folder={folder / 'run'}", "--trace", str(trace)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
@@ -66,7 +66,7 @@ def run(program, arguments, folder):
         sys.exit(f"{' '.join(command)} failed: {done.stderr.strip()[-800:]}")
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [line["step_seconds"] for line in map(json.loads, lines) if line.get("type") == "step"]
-    return steps, json.loads(trace.read_text())["traceEvents"]
+    return steps, json.loads(trace.read_text())["traceEvents"], done.stdout
 
 
 def covered(spans):
@@ -122,21 +122,24 @@ def exposed_shares(events):
     return tokens / total, everything / total
 
 
+def train_arguments(options, folder, device, micro_batch, global_batch):
+    """Of a training that is only to be timed."""
+    return [f"--run.device={device}", "--ranks", str(options.ranks), f"--data.text={folder / 'text.txt'}", f"--data.cache={folder / 'tokens'}",
+            f"--train.micro_batch={micro_batch}", f"--train.global_batch={global_batch}", f"--train.steps={options.steps}",
+            "--train.validation_interval=0", "--data.validation_fraction=0", "--run.checkpoint_interval=0", "--run.resume=never",
+            "--run.report=false", "--run.tensorboard=false", "--run.log_interval=1"]
+
+
 def measure(program, name, options, folder):
     device, asked, (micro_batch, micro_batches), more = CASES[name]
     layout, sharing = degrees(asked, options.ranks)
-    common = [
-        f"--run.device={device}", "--ranks", str(options.ranks), *layout, *more, f"--data.text={folder / 'text.txt'}",
-        f"--data.cache={folder / 'tokens'}", f"--train.micro_batch={micro_batch}",
-        f"--train.global_batch={micro_batch * micro_batches * sharing}", f"--train.steps={options.steps}",
-        "--train.validation_interval=0", "--data.validation_fraction=0", "--run.checkpoint_interval=0",
-        "--run.resume=never", "--run.report=false", "--run.tensorboard=false", "--run.log_interval=1", *options.more]
+    common = [*train_arguments(options, folder, device, micro_batch, micro_batch * micro_batches * sharing), *layout, *more, *options.more]
     seconds = {schedule: [] for schedule in SCHEDULES}
     shares = {schedule: [] for schedule in SCHEDULES}
     for turn in range(options.rounds):
         for schedule in SCHEDULES if turn % 2 == 0 else SCHEDULES[::-1]:
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                steps, events = run(program, [*common, f"--train.schedule={schedule}"], pathlib.Path(own))
+                steps, events, _ = run(program, [*common, f"--train.schedule={schedule}"], pathlib.Path(own))
             seconds[schedule].append(statistics.median(steps[2:]))
             shares[schedule].append(exposed_shares(events))
     return {schedule: {
@@ -145,8 +148,9 @@ def measure(program, name, options, folder):
         "exposed": statistics.median(share[1] for share in shares[schedule])} for schedule in SCHEDULES}
 
 
-def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(description, cases):
+    """The command line of a bench of trainings; the first entry of a case is its device."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("more", nargs="*", help="further options of `tessera train`, behind --")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -156,18 +160,18 @@ def parse():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--json", help="also write the figures to a file")
     options = parser.parse_args()
-    known = [name for name, case in CASES.items() if case[0] == options.device]
+    known = [name for name, case in cases.items() if case[0] == options.device]
     options.names = options.only.split(",") if options.only else known
-    unknown = set(options.names) - set(CASES)
+    unknown = set(options.names) - set(cases)
     if unknown:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
     if options.steps < 4:
         parser.error("--steps: at least 4, of which two are not counted")
     return options
 
 
 def main():
-    options = parse()
+    options = parse(__doc__, CASES)
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
