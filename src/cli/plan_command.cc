@@ -274,25 +274,6 @@ void write_chakra(const PlanArguments& arguments, const PlanRequest& request, co
   std::cout << fmt::format("{}.*.et\n", arguments.chakra);
 }
 
-StepSpeeds find_speeds(const PlanRequest& request, const StepWork& work,
-                       const PlannedLayout& best) {
-  WhatIf what_if =
-      simulate_what_if(best.settings, request.space.num_ranks, request.hardware, work.options());
-  StepSpeeds speeds{.computing = std::move(what_if.computing),
-                    .links = std::move(what_if.links),
-                    .seconds = {},
-                    .exposed = {}};
-  for (const std::vector<WhatIfStep>& row : what_if.steps) {
-    speeds.seconds.emplace_back();
-    speeds.exposed.emplace_back();
-    for (const WhatIfStep& step : row) {
-      speeds.seconds.back().push_back(step.seconds);
-      speeds.exposed.back().push_back(step.exposed);
-    }
-  }
-  return speeds;
-}
-
 /// Drawings of a few micro-batches.
 void write_drawings(const PlanArguments& arguments, const PlanRequest& request,
                     const StepWork& work, const PlannedLayout& best) {
@@ -309,7 +290,8 @@ void write_drawings(const PlanArguments& arguments, const PlanRequest& request,
                                              request.hardware.name),
                         .status = fmt::format("{}: {}", describe_candidate(best.settings),
                                               describe_limit(best.step, request.hardware)),
-                        .speeds = find_speeds(request, work, best)});
+                        .speeds = simulate_what_if(best.settings, request.space.num_ranks,
+                                                   request.hardware, work.options())});
     replace_file(arguments.html, page);
     std::cout << arguments.html << "\n";
   }

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/dispatch/dispatch_bounds.h"
 #include "model/dispatch/row_exchange.h"
 #include "ops/destinations/destinations.h"
 #include "ops/permute/permute.h"

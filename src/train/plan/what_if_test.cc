@@ -13,32 +13,34 @@ using testing::small_machine;
 
 TEST(WhatIf, FasterDevicesAndLinksTakeLess) {
   const Settings settings = settings_to_plan({"--parallel.ep=4"});
-  const WhatIf what_if = simulate_what_if(settings, 4, small_machine(), {});
-  ASSERT_EQ(what_if.steps.size(), what_if.computing.size());
-  for (size_t i = 0; i < what_if.steps.size(); ++i) {
-    ASSERT_EQ(what_if.steps[i].size(), what_if.links.size());
-    for (size_t j = 0; j < what_if.steps[i].size(); ++j) {
-      const WhatIfStep& step = what_if.steps[i][j];
-      EXPECT_GT(step.seconds, step.exposed);
+  const StepSpeeds speeds = simulate_what_if(settings, 4, small_machine(), {});
+  ASSERT_EQ(speeds.seconds.size(), speeds.computing.size());
+  ASSERT_EQ(speeds.exposed.size(), speeds.computing.size());
+  for (size_t i = 0; i < speeds.seconds.size(); ++i) {
+    ASSERT_EQ(speeds.seconds[i].size(), speeds.links.size());
+    ASSERT_EQ(speeds.exposed[i].size(), speeds.links.size());
+    for (size_t j = 0; j < speeds.seconds[i].size(); ++j) {
+      const double seconds = speeds.seconds[i][j];
+      EXPECT_GT(seconds, speeds.exposed[i][j]);
       if (i > 0) {
-        EXPECT_LT(step.seconds, what_if.steps[i - 1][j].seconds);
+        EXPECT_LT(seconds, speeds.seconds[i - 1][j]);
       }
       if (j > 0) {
-        EXPECT_LE(step.seconds, what_if.steps[i][j - 1].seconds);
+        EXPECT_LE(seconds, speeds.seconds[i][j - 1]);
       }
     }
   }
-  EXPECT_LT(what_if.steps[0].back().seconds, what_if.steps[0].front().seconds);
+  EXPECT_LT(speeds.seconds[0].back(), speeds.seconds[0].front());
 }
 
 TEST(WhatIf, TheHardwaresOwnSpeedsGiveItsStep) {
   const Settings settings = settings_to_plan({"--parallel.pp=2", "--parallel.ep=2"});
-  const WhatIf what_if = simulate_what_if(settings, 4, small_machine(), {});
+  const StepSpeeds speeds = simulate_what_if(settings, 4, small_machine(), {});
   const SimulatedStep step = simulate_step(settings, 4, StepWork(small_machine()), 0);
-  ASSERT_EQ(what_if.computing[1], 1);
-  ASSERT_EQ(what_if.links[2], 1);
-  EXPECT_DOUBLE_EQ(what_if.steps[1][2].seconds, step.seconds);
-  EXPECT_DOUBLE_EQ(what_if.steps[1][2].exposed, step.slowest().shares.exposed);
+  ASSERT_EQ(speeds.computing[1], 1);
+  ASSERT_EQ(speeds.links[2], 1);
+  EXPECT_DOUBLE_EQ(speeds.seconds[1][2], step.seconds);
+  EXPECT_DOUBLE_EQ(speeds.exposed[1][2], step.slowest().shares.exposed);
 }
 
 }  // namespace
