@@ -127,7 +127,7 @@ class DeduplicatedPhases final : public DispatchPhases {
     }
     std::vector<std::string> names = {"_row_of",   "_source",  "_offsets",
                                       "_num_rows", "_dropped", "_counts_kept"};
-    for (std::string& name : names) name = hop.name + name;
+    for (std::string& name : names) name.insert(0, hop.name);
     const auto map = program_.add(make_route_map(layout), {destinations}, names);
     const ValueId row_of = map[RouteMapOutput::kRowOfTK];
     const ValueId source = map[RouteMapOutput::kSourceR];
