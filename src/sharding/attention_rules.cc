@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention_operands.h"
+#include "ops/max_logits/max_logits.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "sharding/rule_table.h"
 
@@ -60,6 +61,25 @@ ShardStatesOf attention_backward(const AxisCall& call) {
   // Each rank's queries have their part in the gradient of keys that several ranks share.
   const ShardState of_keys = k == q ? k : ShardState::partial();
   return {{q, of_keys, of_keys}};
+}
+
+/// Each rank has the largest of its own queries' logits: those of some heads, or of some tokens,
+/// which is no part of the whole.
+ShardStatesOf max_logits(const AxisCall& call) {
+  using Op = MaxLogits;
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
+  const ShardState& q = call.inputs[Op::kQ];
+  const ShardState& k = call.inputs[Op::kK];
+  if (q.is(Kind::kPartial)) fault("queries are partial sums");
+  if (call.inputs[Op::kLse] != (q.is_cut() ? ShardState::sharded(1 - q.dim) : q))
+    fault("the statistics are not spread as the queries are");
+  if (q == ShardState::sharded(0)) {
+    const bool sees_all = call.axis == RankAxis::kDp ? k == q : k.is(Kind::kReplicated);
+    if (!sees_all) fault("queries do not have the keys that they attend to");
+    return {{ShardState::varying()}};
+  }
+  check_keys(call, q, k, k);
+  return {{q == ShardState::sharded(1) ? ShardState::sharded(0) : q}};
 }
 
 }  // namespace tessera::shard_rules

@@ -177,6 +177,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"attention", attention},
       {"attention_backward", attention_backward},
       {"ring_attention", attention},
+      {"max_logits", max_logits},
       {"ring_attention_backward", attention_backward},
       // MLPs and experts.
       {"activation", "x:tf -> y:tf"},

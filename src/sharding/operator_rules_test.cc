@@ -8,6 +8,7 @@
 #include "comm/planned_world.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/max_logits/max_logits.h"
 #include "ops/registry/cpu_kernels.h"
 
 namespace tessera {
@@ -20,9 +21,9 @@ using ::testing::ThrowsMessage;
 /// Operators that no layer of training has: updates, generation, formats and sums of communication,
 /// and what no program uses yet.
 const std::set<std::string_view> kElsewhere = {
-    "adamw",         "add_to_bf16",    "attention_cached", "cache_append", "grad_clip",
-    "muon_momentum", "muon_update",    "newton_schulz",    "reload_pages", "round_to_bf16",
-    "stash_pages",   "sum_bf16_parts", "sum_of_squares"};
+    "adamw",         "add_to_bf16", "attention_cached", "cache_append",  "grad_clip",
+    "muon_momentum", "muon_update", "newton_schulz",    "reload_pages",  "round_to_bf16",
+    "scale_rows",    "stash_pages", "sum_bf16_parts",   "sum_of_squares"};
 
 TEST(OperatorRules, EveryOperatorOfLayersHasOne) {
   for (const auto& [name, kernel] : make_cpu_kernels()) {
@@ -71,6 +72,34 @@ TEST_F(Rules, LossesRefuseScalesOfTheirOwn) {
         infer(make_linear_cross_entropy(), {own, kSame, own, ShardState::varying()}, types);
       },
       ThrowsMessage<ShardFault>(HasSubstr("must be the same on all ranks")));
+}
+
+/// Queries of a ring that were given the keys of their own rank alone.
+TEST_F(Rules, LargestLogitsNeedAllKeysOfTheirQueries) {
+  const OperatorPtr op =
+      make_max_logits({.attention = {.num_heads = 4, .num_kv_heads = 2, .head_size = 8}});
+  const std::vector<ValueType> types = {
+      {DType::kF32, {6, 32}}, {DType::kF32, {6, 16}}, {DType::kF32, {4, 6}}, {DType::kI32, {2}}};
+  const ShardState rows = ShardState::sharded(0);
+  const ShardState columns = ShardState::sharded(1);
+  EXPECT_THAT(infer(op, {columns, columns, rows, kSame}, types).value(), ElementsAre(rows));
+  EXPECT_THAT(infer(op, {rows, kSame, columns, kSame}, types).value(),
+              ElementsAre(ShardState::varying()));
+  EXPECT_THAT(
+      [&] {
+        infer(op, {rows, rows, columns, kSame}, types);
+      },
+      ThrowsMessage<ShardFault>(HasSubstr("do not have the keys")));
+  EXPECT_THAT(
+      [&] {
+        infer(op, {columns, kSame, rows, kSame}, types);
+      },
+      ThrowsMessage<ShardFault>(HasSubstr("do not have the keys")));
+  EXPECT_THAT(
+      [&] {
+        infer(op, {columns, columns, columns, kSame}, types);
+      },
+      ThrowsMessage<ShardFault>(HasSubstr("statistics are not spread")));
 }
 
 TEST_F(Rules, OperatorsWithoutOneAreNamed) {

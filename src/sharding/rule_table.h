@@ -45,5 +45,6 @@ ShardStatesOf block_sparse_product(const AxisCall& call);
 // Attention.
 ShardStatesOf attention(const AxisCall& call);
 ShardStatesOf attention_backward(const AxisCall& call);
+ShardStatesOf max_logits(const AxisCall& call);
 
 }  // namespace tessera::shard_rules

@@ -20,6 +20,7 @@
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/max_logits/max_logits.h"
 #include "ops/muon/muon.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
@@ -34,6 +35,7 @@
 #include "ops/round_values/round_values.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
+#include "ops/scale_rows/scale_rows.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
@@ -65,6 +67,7 @@ KernelTable make_cuda_kernels() {
   add_latent_heads_cuda(table);
   add_linear_cross_entropy_cuda(table);
   add_linear_cuda(table);
+  add_max_logits_cuda(table);
   add_muon_cuda(table);
   add_newton_schulz_cuda(table);
   add_norm_rope_cuda(table);
@@ -81,6 +84,7 @@ KernelTable make_cuda_kernels() {
   add_router_cuda(table);
   add_scaled_grouped_matmul_cuda(table);
   add_scaled_grouped_wgrad_cuda(table);
+  add_scale_rows_cuda(table);
   add_sigmoid_gate_cuda(table);
   add_slot_experts_cuda(table);
   add_spread_norm_cuda(table);
