@@ -13,6 +13,7 @@
 #include "ops/collective/collective.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/newton_schulz/newton_schulz.h"
+#include "ops/scale_rows/scale_rows.h"
 #include "optim/state_layout.h"
 
 namespace tessera {
@@ -70,6 +71,7 @@ Backend optimizer_on_host() {
   add_grad_norm_cpu(kernels);
   add_muon_cpu(kernels);
   add_newton_schulz_cpu(kernels);
+  add_scale_rows_cpu(kernels);
   return kernels;
 }
 
@@ -95,6 +97,7 @@ Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOp
   workspace_ =
       Buffer(backend_.workspace_bytes(*sum_of_squares_, grads), "the gradient norm", device);
   place_slots(parameters);
+  place_row_factors();
   muon_workspace_ = Buffer(workspace_bytes(kinds_), "Muon's matrices", device);
   shared_ = make_step_tensors(MemoryKind::kShared);
   own_ = make_step_tensors(MemoryKind::kOwn);
@@ -360,6 +363,54 @@ void Optimizer::update(std::span<const size_t> parameters, const UpdateObserver&
       update_by_adamw(kind, parameters, observer);
     }
   }
+  for (const size_t idx : parameters) {
+    if (slots_[idx].scales_now) scale_rows(idx, observer);
+  }
+}
+
+void Optimizer::place_row_factors() {
+  const auto bytes_of = [](const Slot& slot) {
+    const int64_t rows = slot.parameter.scales_rows ? slot.parameter.weight.shape[0] : 0;
+    return align_up(rows * dtype_size(DType::kF32));
+  };
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_) bytes += bytes_of(slot);
+  if (bytes == 0) return;
+  row_factors_ = Buffer(bytes, "factors of rows", backend_.device(), MemoryKind::kShared);
+  int64_t offset = 0;
+  for (Slot& slot : slots_) {
+    if (bytes_of(slot) == 0) continue;
+    const Tensor& weight = slot.parameter.weight;
+    slot.row_factors = row_factors_.tensor(offset, DType::kF32, {weight.shape[0]});
+    slot.row_scaling =
+        make_scale_rows(weight.dtype, slot.beside, weight.num_elements() / weight.shape[0]);
+    offset += bytes_of(slot);
+  }
+}
+
+void Optimizer::set_row_factors(
+    const std::function<void(size_t parameter, std::span<float> factors)>& fill) {
+  for (size_t idx = 0; idx < slots_.size(); ++idx) {
+    Slot& slot = slots_[idx];
+    if (!slot.row_factors) continue;
+    const auto factors = slot.row_factors.span<float>();
+    std::ranges::fill(factors, 1.0F);
+    fill(idx, factors);
+    slot.scales_now = std::ranges::any_of(factors, [](float factor) { return factor != 1.0F; });
+  }
+}
+
+void Optimizer::scale_rows(size_t parameter, const UpdateObserver& observer) const {
+  const Slot slot = at_work(parameter);
+  const int64_t rows = slot.row_factors.num_elements();
+  const int64_t columns = slot.parameter.weight.num_elements() / rows;
+  const auto by_rows = [&](Tensor tensor) {
+    tensor.shape = {rows, columns};
+    return tensor;
+  };
+  std::vector<Tensor> outputs = {by_rows(slot.master)};
+  if (slot.beside != MasterKind::kNone) outputs.push_back(by_rows(slot.parameter.weight));
+  run_kernel(*slot.row_scaling, std::span(&slot.row_factors, 1), outputs, {}, observer);
 }
 
 Tensor Optimizer::factors_of(size_t kind) const {

@@ -52,6 +52,8 @@ struct Parameter {
   std::vector<int64_t> matrix_rows = {};
   /// Whether these are but parts of matrices.
   MatrixCut cut = {};
+  /// Whether its rows have factors (Optimizer::set_row_factors).
+  bool scales_rows = false;
 
   bool has_second_moment() const { return matrix_rows.empty(); }
   bool is_decayed(bool decay_all) const {
@@ -122,6 +124,10 @@ class Optimizer {
   /// What came of it, once the device has come to it. A loss that was not finite makes the norm
   /// NaN.
   StepResult clip_result() const;
+  /// What updates multiply the rows of parameters with `scales_rows` by, at their end, until the
+  /// next call: `fill` is given the factors of one after the other, F32 [rows], 1 each. Moments
+  /// stay as they are. REQUIRES that the device has come to the end of the last update.
+  void set_row_factors(const std::function<void(size_t parameter, std::span<float> factors)>& fill);
   /// The update of parameters, by their places in the list. Those of one kind are one operator.
   void update(std::span<const size_t> parameters, const UpdateObserver& observer = {}) const;
 
@@ -198,6 +204,9 @@ class Optimizer {
     MasterKind beside;
     StateFormats formats;
     size_t group = 0;
+    Tensor row_factors = {};            // F32 [rows]; null where rows have none
+    OperatorPtr row_scaling = nullptr;  // likewise
+    bool scales_now = false;            // whether one of them is not 1
 
     template <typename Remainder>
     void change_remainder(const std::function<void(const Tensor& master)>& change) const;
@@ -222,7 +231,9 @@ class Optimizer {
   void update_by_muon(size_t kind, std::span<const size_t> parameters,
                       const UpdateObserver& observer) const;
   static void append_matrices(const Slot& slot, size_t kind, std::vector<MuonMatrix>& matrices);
+  void scale_rows(size_t parameter, const UpdateObserver& observer) const;
   void place_slots(const std::vector<Parameter>& parameters);
+  void place_row_factors();
   const Buffer& state_memory() const { return windows_ ? windows_->host() : state_; }
   Slot at_work(size_t parameter) const;
   Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer,
@@ -245,6 +256,7 @@ class Optimizer {
   std::unique_ptr<StateWindows> windows_;  // where the host has it
   Buffer workspace_;
   Buffer muon_workspace_;
+  Buffer row_factors_;  // which the host and the device reach
   /// Small tensors of a step. Of the host's and the device's part, one is a copy of the other.
   struct StepTensors {
     Buffer memory;

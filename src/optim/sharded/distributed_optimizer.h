@@ -30,6 +30,7 @@ class DistributedOptimizer {
   virtual std::vector<NamedSlice> state_slices(HeldPart part) const = 0;
   virtual void change_masters(
       const std::function<void(const NamedSlice& master)>& change) const = 0;
+  virtual void set_row_factors(const FillRowFactors& fill) = 0;
   /// The summed gradients of the owned rows, F32; to be read between finish_gradients and the next
   /// step's first gradient.
   virtual std::vector<NamedSlice> gradient_slices() const = 0;

@@ -101,6 +101,7 @@ class FullySharded final : public DistributedOptimizer {
   void change_masters(const std::function<void(const NamedSlice& master)>& change) const override {
     state_->change_masters(change);
   }
+  void set_row_factors(const FillRowFactors& fill) override { state_->set_row_factors(fill); }
   std::vector<NamedSlice> gradient_slices() const override {
     return state_->gradient_slices(HeldPart::kOwned);
   }

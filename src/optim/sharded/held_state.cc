@@ -88,6 +88,17 @@ void HeldState::change_masters(const std::function<void(const NamedSlice& master
   });
 }
 
+void HeldState::set_row_factors(const FillRowFactors& fill) {
+  optimizer_.set_row_factors([&](size_t idx, std::span<float> factors) {
+    const HeldParameter& p = parameters_[idx];
+    int64_t first = 0;
+    for (const IndexRange& run : p.slice.rows) {
+      fill(p.parameter.name, run.begin, factors.subspan(first, run.count));
+      first += run.count;
+    }
+  });
+}
+
 std::vector<NamedSlice> HeldState::weight_slices(HeldPart part) const {
   std::vector<NamedSlice> slices;
   for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -14,6 +16,11 @@ namespace tessera {
 /// kHeld: all that a rank has. kOwned: its part if each element of the model is to be named by
 /// exactly one rank, as for saving.
 enum class HeldPart : uint8_t { kHeld, kOwned };
+
+/// Sets what neighbouring rows of a parameter are multiplied by behind updates; `first_row` is the
+/// first one's number in the global tensor.
+using FillRowFactors =
+    std::function<void(const std::string& parameter, int64_t first_row, std::span<float> factors)>;
 
 /// Rows of a parameter whose optimizer state one rank keeps.
 struct HeldParameter {
@@ -55,6 +62,8 @@ class HeldState {
   std::vector<NamedSlice> state_slices(HeldPart part) const;
   /// Optimizer's change_masters, under the names of the parameters.
   void change_masters(const std::function<void(const NamedSlice& master)>& change) const;
+  /// As Optimizer's, of the held rows.
+  void set_row_factors(const FillRowFactors& fill);
   std::vector<NamedSlice> weight_slices(HeldPart part) const;
   std::vector<NamedSlice> gradient_slices(HeldPart part) const;
 

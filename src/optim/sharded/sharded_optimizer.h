@@ -111,6 +111,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   }
   /// All of this rank's weights, or its own rows of them.
   std::vector<NamedSlice> weight_slices(HeldPart part) const override;
+  void set_row_factors(const FillRowFactors& fill) override { state_->set_row_factors(fill); }
   std::vector<NamedSlice> gradient_slices() const override {
     return state_->gradient_slices(HeldPart::kOwned);
   }
