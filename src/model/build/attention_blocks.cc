@@ -8,6 +8,7 @@
 #include "ops/collective/collective.h"
 #include "ops/collective/head_exchange.h"
 #include "ops/latent_heads/latent_heads.h"
+#include "ops/max_logits/max_logits.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
@@ -251,6 +252,27 @@ ValueId exchange_heads(LayerBuilder& builder, ValueId x, int64_t num_heads,
   return program.add1(make_gather_heads(group, num_heads), {x}, name + "_of_all_tokens");
 }
 
+/// The largest logits of the heads that this rank attends with. Queries of a ring need the keys of
+/// all its ranks.
+void measure_logits(LayerBuilder& builder, const AttentionSpec& spec, ValueId q, ValueId k,
+                    ValueId lse) {
+  Program& program = builder.program();
+  const BatchShape& shape = builder.shape;
+  const CommunicatorPtr& ring = builder.groups.ring;
+  MaxLogitsSpec measured = {.attention = spec, .limit = shape.qk_clip};
+  if (ring->size() > 1) {
+    measured.tokens = {.num_rows = shape.num_tokens / shape.sequence_length,
+                       .row_length = shape.sequence_length,
+                       .ring = ring->size()};
+    measured.rank = ring->rank();
+    k = program.add1(make_all_gather(ring), {k}, "k_of_ring");
+  }
+  const ValueId cu_seqlens = builder.port(Port::kCuSeqlens);
+  builder.layer.ports.set(Port::kMaxLogits,
+                          program.add1(make_max_logits(measured), {q, k, lse, cu_seqlens},
+                                       std::string(port_name(Port::kMaxLogits))));
+}
+
 /// Attends to the keys and values of the packed sequences of the whole micro-batch.
 ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
   Program& program = builder.program();
@@ -265,7 +287,9 @@ ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const 
                       ? make_attention(spec)
                       : make_ring_attention(spec, shape.num_tokens / shape.sequence_length,
                                             shape.sequence_length, groups.ring);
-  const ValueId out = program.add(op, {q, k, v, cu_seqlens}, {"attn_out", "attn_lse"})[0];
+  const auto attended = program.add(op, {q, k, v, cu_seqlens}, {"attn_out", "attn_lse"});
+  if (shape.qk_clip > 0) measure_logits(builder, spec, q, k, attended[attention::kLse]);
+  const ValueId out = attended[attention::kO];
   if (groups.heads->size() == 1) return out;
   return program.add1(make_scatter_heads(groups.heads, share.num_heads), {out},
                       "attn_out_of_own_tokens");

@@ -42,6 +42,9 @@ ValueType logits_type(const Context& c) {
 ValueType by_expert(const Context& c) {
   return f32(c.config.moe.num_experts);
 }
+ValueType by_head(const Context& c) {
+  return f32(attended_heads(c.config, c.groups).count);
+}
 ValueType one_f32(const Context& /*c*/) {
   return f32(1);
 }
@@ -89,6 +92,9 @@ bool not_in_embedding(const Context& c) {
 bool in_body(const Context& c) {
   return in_layers(c) || in_embedding(c);
 }
+bool in_clipped(const Context& c) {
+  return in_packed(c) && c.shape.qk_clip > 0;
+}
 bool in_moe(const Context& c) {
   return in_layers(c) && c.kind.moe;
 }
@@ -126,6 +132,8 @@ constexpr PortRule kRules[] = {
     {Port::kLoss, "loss", kOut, "scale times the sum over own valid tokens", one_f32, in_head},
     {Port::kTokenLoss, "token_loss", kOut, "of own tokens", own_losses, in_head},
     {Port::kLogits, "logits", kOut, "of the next token", logits_type, in_logits},
+    {Port::kMaxLogits, "max_logits", kOut, "largest attention logits (MaxLogits)", by_head,
+     in_clipped},
     {Port::kExpertBias, "expert_bias", kIn, "added to scores for the choice", by_expert,
      in_biased_moe},
     {Port::kEarlierCounts, "earlier_counts", kIn, "assignments of the step so far (RunningCounts)",
@@ -206,6 +214,13 @@ void finish_ports(Program& program, const PortMap& ports, const PortContext& con
            program.name(), type.to_string(), rule.type(context).to_string());
   }
   set_port_outputs(program, ports);
+}
+
+IndexRange attended_heads(const ModelConfig& config, const StageGroups& groups) {
+  const int64_t tp = groups.policy.replicated_attention ? 1 : groups.tp->size();
+  const int64_t count = config.num_heads / (tp * groups.heads->size());
+  const int64_t first = tp == 1 ? 0 : groups.tp->rank() * (config.num_heads / tp);
+  return {first + groups.heads->rank() * count, count};
 }
 
 bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {

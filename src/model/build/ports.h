@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/id_vector.h"
+#include "core/slice.h"
 #include "model/config/config.h"
 #include "model/config/product_precision.h"
 #include "parallel/stage_groups.h"
@@ -21,6 +22,8 @@ struct BatchShape {
   int64_t sequence_length = 0;  ///< typical length, for the cost of attention; 0: T
   DType dtype = DType::kF32;
   ProductPrecision products = {};
+  /// Where positive, layers measure the largest attention logits, exactly those above it (QkClip).
+  double qk_clip = 0;
 };
 
 /// Keys and values of earlier tokens, for generation: the layer reads and extends caches of
@@ -38,6 +41,9 @@ inline int64_t group_tokens(const BatchShape& shape, const StageGroups& groups) 
   return own_tokens(shape, groups) * groups.tp->size();
 }
 
+/// The query heads that a rank attends with, of those of the model.
+IndexRange attended_heads(const ModelConfig& config, const StageGroups& groups);
+
 /// The values that the model's programs are given and give beside weights: where a program is
 /// bound, its values are called by these. port_rules() says of each what it is.
 enum class Port : uint8_t {
@@ -53,6 +59,7 @@ enum class Port : uint8_t {
   kLoss,
   kTokenLoss,
   kLogits,
+  kMaxLogits,
   // MoE.
   kExpertBias,
   kEarlierCounts,

@@ -30,6 +30,18 @@ Sharding group_tokens(const RankAxes& axes) {
   return result;
 }
 
+/// Some heads along the axes that share them; elsewhere each rank has those of its own queries.
+Sharding max_logits(const RankAxes& axes) {
+  Sharding result;
+  for (const RankAxis axis : axes.of(Factoring::kDense)) {
+    const bool by_heads = is_tp(axis) || axis == RankAxis::kHeads;
+    result.along(axis) = by_heads ? ShardState::sharded(0) : ShardState::varying();
+  }
+  result.set_known(Factoring::kDense);
+  axes.complete(result);
+  return result;
+}
+
 /// Along which dim a slice is a part; -1 where it is whole.
 int cut_dim(const Slice& slice) {
   const Shape shape = slice.shape();
@@ -103,6 +115,8 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kScoreMeans:
     case Port::kCounts:
       return by_batch(axes, ShardState::partial(), ShardState::partial());
+    case Port::kMaxLogits:
+      return max_logits(axes);
     case Port::kDropped:
       return by_batch(axes, ShardState::varying(), ShardState::varying());
     case Port::kLossScale:

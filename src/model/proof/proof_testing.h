@@ -161,13 +161,16 @@ inline std::vector<LayoutCase> proof_layouts() {
 
 /// What a rank of the layout runs of the model; nullopt where they do not go together.
 inline std::optional<StagePrograms> plan_stage(const ModelConfig& config, const LayoutCase& layout,
-                                               int64_t rank = 0, const SavedPolicy& policy = {}) {
+                                               int64_t rank = 0, const SavedPolicy& policy = {},
+                                               double qk_clip = 0) {
   const auto world = make_planned_world(rank, layout.num_ranks);
   try {
     const Layout ranks(layout.parallel.layout, layout.num_ranks);
     ModelPart part{.groups = join_stage_groups(*world, ranks, layout.parallel)};
     part.split_weights = layout.parallel.split_weights;
-    return StagePrograms(config, tiny_shape(2, 24), std::move(part), policy, make_cpu_kernels());
+    BatchShape shape = tiny_shape(2, 24);
+    shape.qk_clip = qk_clip;
+    return StagePrograms(config, shape, std::move(part), policy, make_cpu_kernels());
   } catch (const UserError&) {
     return std::nullopt;
   }

@@ -25,6 +25,16 @@ TEST_P(ProvenLayout, HoldsForEveryKindOfModel) {
   EXPECT_GT(num_planned, 10);
 }
 
+TEST_P(ProvenLayout, HoldsWhereLogitsAreMeasured) {
+  for (const Case& model : testing::gradient_cases()) {
+    SCOPED_TRACE(model.name);
+    const auto stage = testing::plan_stage(model.config, GetParam(), 0, {}, 1.0);
+    if (stage) {
+      EXPECT_EQ(prove_stage(*stage).faults, ShardingFaults());
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, ProvenLayout, ::testing::ValuesIn(testing::proof_layouts()),
                          [](const auto& info) { return info.param.name; });
 

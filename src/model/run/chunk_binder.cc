@@ -151,6 +151,7 @@ PortTensors ChunkBinder::layer_ports(int64_t idx, BoundLayer& layer) const {
     layer.embedding = bind_embedding(memory_.inputs.prediction_ports(memory_.streams.before + mtp),
                                      embedded, stream(memory_.streams.grad_embedded(mtp)));
   }
+  if (programs_.shape.qk_clip > 0) ports.set(Port::kMaxLogits, memory_.statistics.max_logits(idx));
   if (layer.experts != nullptr) set_expert_ports(layer, ports);
   return ports;
 }
@@ -182,14 +183,23 @@ PortGradients ChunkBinder::layer_gradients(int64_t idx) const {
   return gradients;
 }
 
+/// What the programs of a chunk leave for the host.
+StatisticsSizes count_statistics(const StagePrograms& programs, const PipelineChunk& chunk) {
+  const bool measures = programs.shape.qk_clip > 0;
+  return {.moe_layers = count_moe_layers(programs.config, chunk),
+          .num_experts = programs.config.moe.num_experts,
+          .num_losses = chunk.loss ? 1 + programs.config.mtp_layers : 0,
+          .logit_layers = measures ? chunk.all_layers() : 0,
+          .num_heads = measures ? attended_heads(programs.config, programs.part.groups).count : 0};
+}
+
 }  // namespace
 
 ChunkMemory::ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk,
                          const ElasticSlabs& slabs, SavedOffsets offsets)
     : streams(programs, chunk),
       inputs(programs.shape, programs.part.groups, programs.config, programs.backend.device()),
-      statistics(count_moe_layers(programs.config, chunk), programs.config.moe.num_experts,
-                 chunk.loss ? 1 + programs.config.mtp_layers : 0, programs.backend.device()),
+      statistics(count_statistics(programs, chunk), programs.backend.device()),
       balance(programs.config, programs.part.groups, programs.backend.device()),
       hidden(streams.count() * programs.hidden_bytes(), "hidden states", programs.backend.device()),
       hidden_shape(programs.hidden_shape()),

@@ -1,6 +1,7 @@
 #include "model/run/chunk_run.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace tessera {
 
@@ -10,6 +11,12 @@ MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
   balance_loss += other.balance_loss;
   z_loss += other.z_loss;
   dropped += other.dropped;
+  if (max_logits.empty()) {
+    max_logits = other.max_logits;
+  } else if (!other.max_logits.empty()) {
+    std::ranges::transform(max_logits, other.max_logits, max_logits.begin(),
+                           [](float own, float others) { return std::max(own, others); });
+  }
   return *this;
 }
 
@@ -228,7 +235,22 @@ MicroBatchResult ChunkRun::collect() {
   }
   if (balances_whole_model(programs_.config)) result.balance_loss = model_balances_.front();
   model_balances_.pop_front();
+  result.max_logits = collect_max_logits();
   return result;
+}
+
+std::vector<float> ChunkRun::collect_max_logits() const {
+  if (programs_.shape.qk_clip <= 0) return {};
+  const ModelConfig& config = programs_.config;
+  const IndexRange heads = attended_heads(config, programs_.part.groups);
+  std::vector<float> all(config.all_layers() * config.num_heads,
+                         std::numeric_limits<float>::lowest());
+  for (int64_t idx = 0; idx < chunk_.all_layers(); ++idx) {
+    const int64_t layer = chunk_.first_layer + idx;
+    std::ranges::copy(memory_.statistics.taken_max_logits(idx).span<float>(),
+                      all.begin() + layer * config.num_heads + heads.begin);
+  }
+  return all;
 }
 
 double ChunkRun::collect_loss() {

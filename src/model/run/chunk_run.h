@@ -16,6 +16,10 @@ struct MicroBatchResult {
   double balance_loss = 0;  ///< mean over the MoE layers, or the model's; 1.0 is perfect
   double z_loss = 0;        ///< mean over the MoE layers
   int64_t dropped = 0;      ///< assignments that found no room, all layers
+  /// [all layers, heads]: the largest attention logits of the layers and heads that this rank has,
+  /// the least float elsewhere; empty where they are not measured. They do not add up: of several
+  /// parts the largest counts.
+  std::vector<float> max_logits = {};
 
   MicroBatchResult& operator+=(const MicroBatchResult& other);
 };
@@ -118,6 +122,7 @@ class ChunkRun {
   void begin_run(const ProgramRef& program, BoundProgram& bound, const NodeObserver& observer);
   void renew_copies(const ProgramRef& program, const NodeObserver& observer);
   void leave_saved(const ProgramRef& program);
+  std::vector<float> collect_max_logits() const;
 
   const StagePrograms& programs_;
   PipelineChunk chunk_;

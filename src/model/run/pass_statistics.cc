@@ -5,11 +5,18 @@ namespace {
 
 constexpr int64_t kScalarBytes = kAlignment;
 
-int64_t counts_bytes(int64_t num_experts) {
-  return align_up(num_experts * dtype_size(DType::kF32));
+int64_t floats_bytes(int64_t count) {
+  return align_up(count * dtype_size(DType::kF32));
 }
 int64_t layer_bytes(int64_t num_experts) {
-  return 3 * kScalarBytes + 2 * counts_bytes(num_experts);
+  return 3 * kScalarBytes + 2 * floats_bytes(num_experts);
+}
+/// Where the losses begin, and behind these the logits.
+int64_t losses_offset(const StatisticsSizes& sizes) {
+  return sizes.moe_layers * layer_bytes(sizes.num_experts);
+}
+int64_t logits_offset(const StatisticsSizes& sizes) {
+  return losses_offset(sizes) + sizes.num_losses * kScalarBytes;
 }
 
 }  // namespace
@@ -22,16 +29,14 @@ void LayerStatistics::set_ports(PortTensors& ports) const {
   ports.set(Port::kDropped, dropped);
 }
 
-PassStatistics::PassStatistics(int64_t num_layers, int64_t num_experts, int64_t num_losses,
-                               Device& device)
-    : num_layers_(num_layers),
-      num_experts_(num_experts),
+PassStatistics::PassStatistics(const StatisticsSizes& sizes, Device& device)
+    : sizes_(sizes),
       device_(device),
-      block_(num_layers * layer_bytes(num_experts) + num_losses * kScalarBytes,
+      block_(logits_offset(sizes) + sizes.logit_layers * floats_bytes(sizes.num_heads),
              "losses and counts of experts", device) {}
 
 LayerStatistics PassStatistics::layer_in(const Buffer& block, int64_t idx) const {
-  int64_t offset = idx * layer_bytes(num_experts_);
+  int64_t offset = idx * layer_bytes(sizes_.num_experts);
   const auto next = [&](DType dtype, int64_t size) {
     const Tensor tensor = block.tensor(offset, dtype, {size});
     offset += align_up(tensor.num_bytes());
@@ -40,15 +45,19 @@ LayerStatistics PassStatistics::layer_in(const Buffer& block, int64_t idx) const
   LayerStatistics layer;
   layer.balance_loss = next(DType::kF32, 1);
   layer.z_loss = next(DType::kF32, 1);
-  layer.score_means = next(DType::kF32, num_experts_);
-  layer.counts = next(DType::kF32, num_experts_);
+  layer.score_means = next(DType::kF32, sizes_.num_experts);
+  layer.counts = next(DType::kF32, sizes_.num_experts);
   layer.dropped = next(DType::kI64, 1);
   return layer;
 }
 
 Tensor PassStatistics::loss_in(const Buffer& block, int64_t idx) const {
-  return block.tensor(num_layers_ * layer_bytes(num_experts_) + idx * kScalarBytes, DType::kF32,
-                      {1});
+  return block.tensor(losses_offset(sizes_) + idx * kScalarBytes, DType::kF32, {1});
+}
+
+Tensor PassStatistics::logits_in(const Buffer& block, int64_t idx) const {
+  return block.tensor(logits_offset(sizes_) + idx * floats_bytes(sizes_.num_heads), DType::kF32,
+                      {sizes_.num_heads});
 }
 
 Buffer PassStatistics::make_copy() const {

@@ -18,16 +18,26 @@ struct LayerStatistics {
   void set_ports(PortTensors& ports) const;
 };
 
+/// How many values there are of each kind.
+struct StatisticsSizes {
+  int64_t moe_layers = 0;
+  int64_t num_experts = 0;  ///< E
+  int64_t num_losses = 0;
+  int64_t logit_layers = 0;  ///< that measure logits
+  int64_t num_heads = 0;     ///< of these, on this rank
+};
+
 /// What the programs of a micro-batch leave for the host, together in the device's memory. Copies
 /// of it wait for the host where it reaches them, so that the host may read those of many
 /// micro-batches at once. Not thread-safe.
 class PassStatistics {
  public:
-  /// Of `num_layers` MoE layers of E experts, and `num_losses` losses.
-  PassStatistics(int64_t num_layers, int64_t num_experts, int64_t num_losses, Device& device);
+  PassStatistics(const StatisticsSizes& sizes, Device& device);
 
-  /// The device's memory, which programs are bound to.
+  /// The device's memory, which programs are bound to; of MoE layers by their number among these.
   LayerStatistics layer(int64_t idx) const { return layer_in(block_, idx); }
+  /// F32 [num_heads], of a layer that measures logits.
+  Tensor max_logits(int64_t idx) const { return logits_in(block_, idx); }
   Tensor loss(int64_t idx) const { return loss_in(block_, idx); }
 
   /// Copies what is there, after all work given before. Copies take memory once: as many as wait at
@@ -49,15 +59,16 @@ class PassStatistics {
   /// The copy taken last, which is there once the device was synchronised.
   LayerStatistics taken_layer(int64_t idx) const;
   float taken_loss(int64_t idx) const;
+  Tensor taken_max_logits(int64_t idx) const { return logits_in(copies_.at(taken_), idx); }
 
  private:
   Buffer make_copy() const;
   size_t next_copy();
   LayerStatistics layer_in(const Buffer& block, int64_t idx) const;
   Tensor loss_in(const Buffer& block, int64_t idx) const;
+  Tensor logits_in(const Buffer& block, int64_t idx) const;
 
-  int64_t num_layers_;
-  int64_t num_experts_;
+  StatisticsSizes sizes_;
   Device& device_;
   Buffer block_;
   Buffer current_;

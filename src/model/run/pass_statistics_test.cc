@@ -5,6 +5,14 @@
 namespace tessera {
 namespace {
 
+StatisticsSizes sizes_of(int64_t layers, int64_t experts, int64_t losses) {
+  return {.moe_layers = layers,
+          .num_experts = experts,
+          .num_losses = losses,
+          .logit_layers = layers,
+          .num_heads = 3};
+}
+
 void write(const PassStatistics& statistics, int64_t num_layers, int64_t num_losses, float value) {
   for (int64_t idx = 0; idx < num_layers; ++idx) {
     const LayerStatistics layer = statistics.layer(idx);
@@ -13,6 +21,7 @@ void write(const PassStatistics& statistics, int64_t num_layers, int64_t num_los
     for (float& x : layer.score_means.span<float>()) x = value++;
     for (float& x : layer.counts.span<float>()) x = value++;
     *layer.dropped.as<int64_t>() = static_cast<int64_t>(value++);
+    for (float& x : statistics.max_logits(idx).span<float>()) x = value++;
   }
   for (int64_t idx = 0; idx < num_losses; ++idx) *statistics.loss(idx).as<float>() = value++;
 }
@@ -26,6 +35,7 @@ void expect_taken(const PassStatistics& statistics, int64_t num_layers, int64_t 
     for (const float x : layer.score_means.span<float>()) EXPECT_EQ(x, value++);
     for (const float x : layer.counts.span<float>()) EXPECT_EQ(x, value++);
     EXPECT_EQ(*layer.dropped.as<int64_t>(), static_cast<int64_t>(value++));
+    for (const float x : statistics.taken_max_logits(idx).span<float>()) EXPECT_EQ(x, value++);
   }
   for (int64_t idx = 0; idx < num_losses; ++idx) EXPECT_EQ(statistics.taken_loss(idx), value++);
 }
@@ -33,7 +43,7 @@ void expect_taken(const PassStatistics& statistics, int64_t num_layers, int64_t 
 TEST(PassStatistics, GivesWhatWasPublishedInItsOrder) {
   for (const auto& [layers, experts, losses] :
        {std::tuple(0, 0, 1), std::tuple(1, 1, 0), std::tuple(3, 17, 2), std::tuple(2, 64, 1)}) {
-    PassStatistics statistics(layers, experts, losses, host_device());
+    PassStatistics statistics(sizes_of(layers, experts, losses), host_device());
     float value = 1;
     for (int step = 0; step < 3; ++step) {
       std::vector<float> published;
@@ -57,7 +67,7 @@ TEST(PassStatistics, GivesWhatWasPublishedInItsOrder) {
 }
 
 TEST(PassStatistics, ReadsWhatIsThereNow) {
-  PassStatistics statistics(2, 5, 1, host_device());
+  PassStatistics statistics(sizes_of(2, 5, 1), host_device());
   for (const float value : {1.0F, 100.0F}) {
     write(statistics, 2, 1, value);
     statistics.read();

@@ -174,6 +174,10 @@ std::string layer_parameter_name(const ModelConfig& config, int64_t layer,
   return fmt::format("mtp.{}.{}", layer - config.num_layers, weight);
 }
 
+std::string_view layer_weight_name(const ModelConfig& config, const ParameterSpec& spec) {
+  return std::string_view(spec.name).substr(layer_parameter_name(config, *spec.layer, "").size());
+}
+
 std::string mtp_layer_of(const std::string& name) {
   for (const std::string_view begin : {"mtp.", "mtp_heads."}) {
     if (!name.starts_with(begin)) continue;

@@ -43,6 +43,9 @@ std::string layer_parameter_name(int64_t layer, std::string_view weight);
 /// The same where `layer` may be one of multi-token prediction: "mtp.0.attn.q.weight".
 std::string layer_parameter_name(const ModelConfig& config, int64_t layer, std::string_view weight);
 
+/// The other way: the name in the layer's program of a layer's weight.
+std::string_view layer_weight_name(const ModelConfig& config, const ParameterSpec& spec);
+
 /// Which layer of multi-token prediction a weight or expert bias is of alone, as its name has it:
 /// "0" for "mtp.0.attn.q.weight" and for the norm of that layer's head; "" for any other.
 std::string mtp_layer_of(const std::string& name);
