@@ -49,10 +49,11 @@ class StepBuilder {
  private:
   bool updates() const { return trains_ && request_.sharding.updates(); }
   /// One rank needs no other to know what comes of the step: its device updates, or skips the step,
-  /// before the host has seen the losses.
+  /// before the host has seen the losses. With QK clip the host sees the logits first.
   bool device_judges() const {
     const auto is_whole = [](const BucketExchange& bucket) { return bucket.num_ranks() == 1; };
     return updates() && request_.sharding.replicated && request_.world->size() == 1 &&
+           request_.programs.shape.qk_clip == 0 &&
            std::ranges::all_of(request_.sharding.replicated->buckets, is_whole);
   }
 

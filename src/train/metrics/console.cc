@@ -93,6 +93,8 @@ int line_width(const std::vector<ConsoleColumn>& columns) {
 std::string troubles(const StepRecord& record) {
   std::string text;
   if (record.dropped_tokens > 0) text += fmt::format("{}{} dropped", kGap, record.dropped_tokens);
+  if (const int64_t heads = record.clipped_heads.value_or(0); heads > 0)
+    text += fmt::format("{}{} head{} clipped", kGap, heads, heads == 1 ? "" : "s");
   if (record.skipped_steps > 0)
     text += fmt::format("{}{} skipped so far", kGap, record.skipped_steps);
   if (!record.is_finite()) text += fmt::format("{}not finite", kGap);

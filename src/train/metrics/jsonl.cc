@@ -81,6 +81,10 @@ class LineReader {
     require(found->is_number(), "'{}' must be a number, found {}", key, found->type_name());
     return found->get<double>();
   }
+  std::optional<int64_t> optional_integer(const char* key) const {
+    const auto found = line_.find(key);
+    return found == line_.end() ? std::nullopt : std::optional(count(*found, key));
+  }
   std::vector<ExpertLoad> loads() const {
     std::vector<ExpertLoad> layers;
     const auto found = line_.find("expert_load");
@@ -159,6 +163,8 @@ StepRecord read_step(const LineReader& line) {
   record.mtp_loss = line.optional_number("mtp_loss");
   record.balance_loss = line.optional_number("balance_loss");
   record.z_loss = line.optional_number("z_loss");
+  record.max_logit = line.optional_number("max_logit");
+  record.clipped_heads = line.optional_integer("clipped_heads");
   record.grad_norm = line.number("grad_norm");
   record.learning_rate = line.number("learning_rate");
   record.clip_factor = line.optional_number("clip_factor").value_or(1.0);
@@ -250,6 +256,8 @@ std::string to_json_line(const StepRecord& record) {
   line.number("mtp_loss", record.mtp_loss);
   line.number("balance_loss", record.balance_loss);
   line.number("z_loss", record.z_loss);
+  line.number("max_logit", record.max_logit);
+  if (record.clipped_heads) line.integer("clipped_heads", *record.clipped_heads);
   line.number("grad_norm", record.grad_norm);
   line.number("learning_rate", record.learning_rate);
   line.number("clip_factor", record.clip_factor);

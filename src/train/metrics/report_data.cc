@@ -112,6 +112,14 @@ std::vector<Chart> all_charts(const RunHistory& history) {
               {"norm", "Gradient norm", "before clipping", "number", {}, {}},
               [](const auto& s) { return s.grad_norm; }, true),
           single(
+              {"logits",
+               "Largest attention logit",
+               "a bound, exact above optim.qk_clip",
+               "number",
+               {},
+               {}},
+              [](const auto& s) { return value_or_nan(s.max_logit); }, true),
+          single(
               {"speed", "Speed", "tokens per second", "count", {}, {}},
               [](const auto& s) { return s.tokens_per_second; }, true),
           single(

@@ -40,7 +40,11 @@ struct StepRecord {
   std::optional<double>
       balance_loss;  ///< mean of the MoE layers; 1.0 is perfect balance; empty: dense model
   std::optional<double> z_loss;  ///< mean of the MoE layers
-  double grad_norm = 0.0;        ///< global, before clipping
+  /// With QK clip, of all heads: an upper bound of the largest attention logit, exact above the
+  /// limit.
+  std::optional<double> max_logit;
+  std::optional<int64_t> clipped_heads;  ///< with QK clip: heads that were scaled down
+  double grad_norm = 0.0;                ///< global, before clipping
   double learning_rate = 0.0;
   double clip_factor = 1.0;  ///< what the gradients were multiplied by; 1 means not clipped
   double step_seconds = 0.0;

@@ -157,6 +157,9 @@ std::vector<Scalar> step_scalars(const StepRecord& record) {
   };
   add("loss/validation", record.validation_loss);
   add("loss/mtp", record.mtp_loss);
+  add("train/max_logit", record.max_logit);
+  if (record.clipped_heads)
+    scalars.push_back({"train/clipped_heads", static_cast<double>(*record.clipped_heads)});
   add("experts/balance_loss", record.balance_loss);
   add("experts/z_loss", record.z_loss);
   add("speed/utilisation", record.utilisation);

@@ -320,6 +320,10 @@ class TrainLoop {
         seconds_since(started_) / static_cast<double>(position.step - first_step_);
     record.eta_seconds = mean_seconds * static_cast<double>(settings_.train.steps - position.step);
     if (settings_.model.mtp_layers > 0) record.mtp_loss = outcome.mtp_loss;
+    if (settings_.qk_clip > 0) {
+      record.max_logit = outcome.max_logit;
+      record.clipped_heads = outcome.clipped_heads;
+    }
     add_expert_record(outcome, record);
     record.waits = std::exchange(waits_, std::nullopt);
     return record;

@@ -79,7 +79,8 @@ BatchShape batch_shape(const Settings& settings) {
           .max_sequences = settings.train.micro_batch,
           .sequence_length = settings.data.sequence_length,
           .dtype = settings.train.dtype(),
-          .products = products};
+          .products = products,
+          .qk_clip = settings.qk_clip};
 }
 
 }  // namespace tessera

@@ -157,6 +157,19 @@ void validate_release(const Settings& settings) {
           kWhy);
 }
 
+void validate_qk_clip(const Settings& settings) {
+  if (settings.qk_clip == 0) return;
+  require(settings.model.qk_norm != QkNorm::kHead,
+          "optim.qk_clip is {}, but model.qk_norm is \"head\": queries and keys are normed head by "
+          "head, so that scaling their weights changes no logit, and the norms' weights, which all "
+          "heads share, bound the logits; leave optim.qk_clip out",
+          settings.qk_clip);
+  require(!settings.shard.release_gradients,
+          "optim.qk_clip is {}, but with optim.release_gradients layers are updated before all "
+          "ranks' logits are known; leave one of them out",
+          settings.qk_clip);
+}
+
 /// What is planned for passes one behind the other.
 void validate_schedule(const Settings& settings) {
   const TrainSettings& train = settings.train;
@@ -213,6 +226,7 @@ void validate(const Settings& settings) {
   validate_state_formats(settings);
   validate_optimizer(settings);
   validate_release(settings);
+  validate_qk_clip(settings);
   validate_schedule(settings);
   validate_gradients(settings);
   require(settings.schedule.warmup_steps <= train.steps,

@@ -169,6 +169,7 @@ struct Settings {
   PrecisionSettings precision;
   OptimizerKind optimizer_kind = OptimizerKind::kAdamW;
   OptimizerOptions optimizer;
+  double qk_clip = 0;  ///< what attention logits may be at most (QkClip); 0: anything
   ShardSettings shard;
   ScheduleSpec schedule;
   ParallelSpec parallel;

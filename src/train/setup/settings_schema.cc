@@ -202,6 +202,10 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add("optim.weight_decay", &options.weight_decay, "Decoupled weight decay", at_least(0));
   schema.add("optim.decay_all", &options.decay_all,
              "Decay norms and biases too, not only matrices");
+  schema.add("optim.qk_clip", &settings.qk_clip,
+             "QK clip: heads with a larger attention logit in a step have their query and key "
+             "weights scaled down behind the update, so that it would be this; 0: no clip",
+             at_least(0));
   std::vector<std::pair<std::string, MomentKind>> kinds;
   for (const MomentKind kind :
        {MomentKind::kF32, MomentKind::kBF16, MomentKind::kF16, MomentKind::kFp8})

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "comm/planned_world.h"
+#include "model/weights/qk_clip.h"
 #include "ops/adamw/moment_blocks.h"
 #include "train/setup/replica_groups.h"
 #include "train/state/checkpointing.h"
@@ -55,6 +56,10 @@ void require_whole_blocks(const StateFormats& formats, const ParameterSpec& spec
       kMomentBlock);
 }
 
+bool is_clipped(const ModelConfig& config, const ParameterSpec& spec) {
+  return spec.layer && find_clipped_rows(config, layer_weight_name(config, spec)).has_value();
+}
+
 /// Parameters as the optimizer's list has them. Where gradients are released on one rank, a layer's
 /// are updated together, whoever else held them if there were more.
 std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
@@ -67,13 +72,15 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
     LocalMatrices matrices;
     require_whole_blocks(settings.optimizer.formats, spec);
     const size_t group = groups.find(spec);
+    const bool clips = settings.qk_clip > 0 && is_clipped(settings.model, spec);
     if (settings.optimizer_kind == OptimizerKind::kMuon)
       matrices = local_matrices(spec.name, spec.placement, groups.all()[group].parts);
     result.push_back({.parameter = {.name = spec.name,
                                     .weight = parameter.weight,
                                     .grad = parameter.grad,
                                     .matrix_rows = std::move(matrices.rows),
-                                    .cut = std::move(matrices.cut)},
+                                    .cut = std::move(matrices.cut),
+                                    .scales_rows = clips},
                       .slice = spec.placement.slice,
                       .group = together ? 0 : group,
                       .layer = spec.layer});

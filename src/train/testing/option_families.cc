@@ -137,6 +137,7 @@ constexpr OptionFamily kFamilies[] = {
                                s.model.moe.inner_sizes = {64, 8, 24, 128};
                                s.model.moe.shared_inner_size = 32;
                                s.model.moe.shared_gate = true; }},
+    {"qk_clip", [](Settings& s) { s.qk_clip = 0.05; s.model.qkv_bias = true; }},
     {"no_sharding", [](Settings& s) { s.shard.scope = ShardScope::kNone; }},
     {"state_on_host", [](Settings& s) { s.shard.state_on_host = true;
                                         s.shard.bucket_bytes = 1 << 14; }},

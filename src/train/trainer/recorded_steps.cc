@@ -58,7 +58,7 @@ RecordedSteps::RecordedSteps(const StepRunner& runner, const StepPlan& plan, boo
   split_plan();
 }
 
-/// A plan whose device does not judge has several ranks, and is not recorded.
+/// A plan whose device does not judge has several ranks or QK clip, and is not recorded.
 void RecordedSteps::split_plan() {
   const auto find = [&](TaskAction action, TaskPhase phase) {
     const auto found = std::ranges::find_if(plan_.tasks, [&](const Task& task) {

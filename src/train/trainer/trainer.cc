@@ -7,6 +7,7 @@
 
 #include "checkpoint/together.h"
 #include "core/limits.h"
+#include "model/weights/qk_clip.h"
 #include "step/build/place_saved.h"
 #include "train/memory/planned_rank.h"
 #include "train/setup/device_choice.h"
@@ -310,6 +311,22 @@ void Trainer::sum_expert_counts() {
   }
 }
 
+/// What the update is to do about heads whose logits are too large, the same on all ranks.
+void Trainer::clip_heads(std::vector<float> max_logits, StepOutcome& outcome) {
+  if (settings_.qk_clip == 0) return;
+  const Tensor largest = view(std::span(max_logits), {std::ssize(max_logits)});
+  layout_.world->all_reduce(largest, largest, ReduceOp::kMax).wait();
+  const ModelConfig& config = settings_.model;
+  const QkClip clip(config, settings_.qk_clip, max_logits);
+  outcome.max_logit = clip.max_logit();
+  outcome.clipped_heads = clip.num_clipped();
+  state_->optimizer().set_row_factors(
+      [&](const std::string& name, int64_t first_row, std::span<float> factors) {
+        const ParameterSpec& spec = state_->parameters().find(name).spec;
+        clip.fill_factors(*spec.layer, layer_weight_name(config, spec), first_row, factors);
+      });
+}
+
 void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
   const bool bad = !std::isfinite(outcome.loss) || outcome.skipped();
   if (!bad || settings_.train.on_nonfinite == NonFinite::kSkip) return;
@@ -346,6 +363,7 @@ class Trainer::Step final : public StepHost {
     outcome_.dropped = own.dropped;
     trainer_.sum_over_ranks(outcome_);
     trainer_.sum_expert_counts();
+    trainer_.clip_heads(own.max_logits, outcome_);
     return std::isfinite(outcome_.loss);
   }
 
@@ -364,6 +382,7 @@ class Trainer::Step final : public StepHost {
 
   void end(const StepResult& update) override {
     outcome_.update = update;
+    if (outcome_.skipped()) outcome_.clipped_heads = 0;
     trainer_.finish_step(outcome_);
   }
 

@@ -34,6 +34,8 @@ struct StepOutcome {
   int64_t num_tokens = 0;
   int64_t mtp_labels = 0;  ///< valid ones of multi-token prediction
   int64_t dropped = 0;
+  double max_logit = 0;       ///< with QK clip: as StepRecord's
+  int64_t clipped_heads = 0;  ///< likewise
   StepResult update;
   bool skipped() const { return !update.updated; }
 };
@@ -137,6 +139,7 @@ class Trainer {
   LossScales fetch(StepOutcome& outcome);
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
+  void clip_heads(std::vector<float> max_logits, StepOutcome& outcome);
   void refuse_nonfinite(const StepOutcome& outcome) const;
   void finish_step(const StepOutcome& outcome);
   SavedRun describe_run(const std::string& config_toml) const;

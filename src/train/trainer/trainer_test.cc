@@ -81,6 +81,12 @@ INSTANTIATE_TEST_SUITE_P(
                                             .second_moment = MomentKind::kBF16,
                                             .master = MasterKind::kNone};
                    }},
+        ResumeCase{"qk_clip",
+                   [](Settings& s) {
+                     s.train.precision = Precision::kBF16;
+                     s.optimizer_kind = OptimizerKind::kMuon;
+                     s.qk_clip = 0.02;
+                   }},
         ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},
         ResumeCase{"global_balance",
                    [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kGlobalBatch; }},

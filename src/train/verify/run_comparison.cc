@@ -88,6 +88,11 @@ void compare_step(const StepOutcome& layout, const StepOutcome& reference, int64
   add("balance loss", layout.balance_loss, reference.balance_loss);
   add("z loss", layout.z_loss, reference.z_loss);
   add("dropped", static_cast<double>(layout.dropped), static_cast<double>(reference.dropped));
+  if (reference.max_logit != 0) {
+    add("largest logit", layout.max_logit, reference.max_logit);
+    add("clipped heads", static_cast<double>(layout.clipped_heads),
+        static_cast<double>(reference.clipped_heads));
+  }
   if (reference.mtp_labels > 0) add("prediction loss", layout.mtp_loss, reference.mtp_loss);
   result.scalars.push_back(
       {.name = "gradient norm",
