@@ -271,6 +271,51 @@ TEST(Optimizer, Bf16WeightFollowsAnF32Master) {
   }
 }
 
+/// An update with factors is the one without, and then the factors: moments stay as they are.
+TEST(Optimizer, FactorsOfRowsFollowTheUpdate) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Model plain(kShapes, dtype);
+    Model scaled(kShapes, dtype);
+    for (const size_t idx : {0, 1, 3, 5}) scaled.parameters[idx].scales_rows = true;
+    Optimizer expected(plain.parameters, {});
+    Optimizer optimizer(scaled.parameters, {});
+    const StepInput input{.lr = 1e-2};
+    expected.step(input);
+    std::vector<size_t> asked;
+    optimizer.set_row_factors([&](size_t idx, std::span<float> factors) {
+      asked.push_back(idx);
+      ASSERT_EQ(std::ssize(factors), kShapes[idx][0]);
+      for (size_t row = idx == 5 ? 0 : 1; row < factors.size(); row += 2) factors[row] = 0.5F;
+    });
+    EXPECT_EQ(asked, std::vector<size_t>({0, 1, 5}));
+    optimizer.step(input);
+    for (size_t idx = 0; idx < kShapes.size(); ++idx) {
+      const int64_t rows = std::max<int64_t>(kShapes[idx][0], 1);
+      const int64_t columns = kShapes[idx].num_elements() / rows;
+      const auto factor = [&](int64_t i) {
+        const bool halves =
+            scaled.parameters[idx].scales_rows && (i / columns + (idx == 5)) % 2 == 1;
+        return halves ? 0.5F : 1.0F;
+      };
+      const auto value = [&](const Model& model, int64_t i) {
+        const Tensor weight = model.weights[idx];
+        return dtype == DType::kF32 ? weight.as<float>()[i]
+                                    : static_cast<float>(weight.as<Bf16>()[i]);
+      };
+      // Halves are exact.
+      for (int64_t i = 0; i < kShapes[idx].num_elements(); ++i)
+        ASSERT_EQ(value(scaled, i), value(plain, i) * factor(i)) << idx << " " << i;
+    }
+    const auto state = optimizer.state();
+    const auto other = expected.state();
+    for (size_t i = 0; i < state.size(); ++i) {
+      if (state[i].name.ends_with(".master")) continue;
+      EXPECT_TRUE(std::ranges::equal(state[i].tensor.span<float>(), other[i].tensor.span<float>()))
+          << state[i].name;
+    }
+  }
+}
+
 TEST(Optimizer, StateHasNamesShapesAndPredictedSize) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Model model(kShapes, dtype);

@@ -60,8 +60,9 @@ QkClip::QkClip(const ModelConfig& config, double limit, std::span<const float> m
          "largest logits of {} heads in a model of {} layers with {}", max_logits.size(),
          config.all_layers(), config.num_heads);
   max_logit_ = std::ranges::max(max_logits);
+  const auto most = static_cast<float>(limit);  // as MaxLogits has it
   for (size_t i = 0; i < max_logits.size(); ++i) {
-    if (!(max_logits[i] > limit) || !std::isfinite(max_logits[i])) continue;
+    if (!(max_logits[i] > most) || !std::isfinite(max_logits[i])) continue;
     factors_[i] = limit / static_cast<double>(max_logits[i]);
     ++num_clipped_;
   }

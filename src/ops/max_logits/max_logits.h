@@ -21,8 +21,7 @@ struct MaxLogitsSpec {
 /// The largest logit of each head of causal attention, as QK clip needs it (Kimi K2 technical
 /// report, 2025, section 2.1). A row's log-sum-exp is at least its largest logit, so no row is
 /// looked at of which that is at most the limit:
-///   m_n = max over rows i of (max over visible j of scale · q_i·k_j  where lse_i > limit, else
-///   lse_i)
+///   m_n = max over rows i of (lse_i <= limit ? lse_i : max over visible j of scale · q_i·k_j)
 /// which is the largest logit where that exceeds the limit, and otherwise an upper bound of it that
 /// does not. The largest of several ranks' or micro-batches' results is that of their tokens
 /// together.

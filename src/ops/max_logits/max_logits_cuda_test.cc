@@ -61,7 +61,7 @@ TEST_F(MaxLogitsCuda, RanksOfARingSeeAllKeys) {
   OwnedTensor keys(DType::kF32, data.k.get().shape);
   for (int64_t token = 0; token < tokens.num_tokens(); ++token) {
     std::copy_n(data.k.get().as<float>() + token * key_width, key_width,
-                keys.get().as<float>() + rows_of(tokens, 0).row_of_key(token) * key_width);
+                keys.get().as<float>() + testing::rows_of(tokens, 0).row_of_key(token) * key_width);
   }
   for (const float limit : testing::logit_limits()) {
     std::vector<double> all(heads, kNoLogit);
@@ -69,7 +69,7 @@ TEST_F(MaxLogitsCuda, RanksOfARingSeeAllKeys) {
       OwnedTensor q(DType::kF32, {count, width});
       OwnedTensor lse(DType::kF32, {heads, count});
       for (int64_t row = 0; row < count; ++row) {
-        const int64_t token = rows_of(tokens, rank).token_of_query(row);
+        const int64_t token = testing::rows_of(tokens, rank).token_of_query(row);
         std::copy_n(data.q.get().as<float>() + token * width, width,
                     q.get().as<float>() + row * width);
         for (int64_t head = 0; head < heads; ++head)

@@ -47,6 +47,8 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
     StepRecord record = SyntheticRun{100, layers}.step(37);
     record.validation_loss = 4.25;
     record.mtp_loss = 6.5;
+    record.max_logit = 101.5;
+    record.clipped_heads = 3;
     record.dropped_tokens = 5;
     record.skipped_steps = 2;
     const Lines lines = read_text(to_json_line(record) + '\n');
@@ -57,6 +59,8 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
     EXPECT_EQ(lines.steps[0].clip_factor, record.clip_factor);
     EXPECT_EQ(lines.steps[0].memory_predicted, record.memory_predicted);
     EXPECT_EQ(lines.steps[0].mtp_loss, record.mtp_loss);
+    EXPECT_EQ(lines.steps[0].max_logit, record.max_logit);
+    EXPECT_EQ(lines.steps[0].clipped_heads, record.clipped_heads);
     EXPECT_EQ(lines.steps[0].balance_loss, record.balance_loss);
     ASSERT_EQ(lines.steps[0].expert_load.size(), static_cast<size_t>(layers));
     for (int64_t i = 0; i < layers; ++i) {
@@ -111,6 +115,8 @@ TEST(Jsonl, NamesEveryFieldOfAStep) {
   EXPECT_FALSE(json.contains("nonfinite"));
   EXPECT_FALSE(json.contains("validation_loss"));
   EXPECT_FALSE(json.contains("mtp_loss"));
+  EXPECT_FALSE(json.contains("max_logit"));
+  EXPECT_FALSE(json.contains("clipped_heads"));
 }
 
 TEST(Jsonl, StaysValidWhereNumbersAreNotFinite) {

@@ -90,6 +90,15 @@ INSTANTIATE_TEST_SUITE_P(
         ClipLayout{"heads_exchanged", 2, [](Settings& s) {
           s.parallel.layout.cp = 2;
           s.parallel.context = ContextExchange::kAllToAll; }},
+        ClipLayout{"hierarchical", 4, [](Settings& s) {
+          s.parallel.layout.cp = 4;
+          s.parallel.context = ContextExchange::kHierarchical;
+          s.parallel.context_inner = 2; }},
+        ClipLayout{"hybrid", 4, [](Settings& s) { s.parallel.layout.dp = 4;
+                                                  s.shard.scope = ShardScope::kFull;
+                                                  s.shard.group = 2; }},
+        ClipLayout{"two_levels", 4, [](Settings& s) { s.parallel.layout.dp = 4;
+                                                      s.shard.reduce_group = 2; }},
         ClipLayout{"ulysses", 4, [](Settings& s) {
           s.parallel.layout.tp = 2;
           s.parallel.layout.dp = 2;
