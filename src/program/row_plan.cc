@@ -43,6 +43,17 @@ int64_t bytes_of_rows(const ValueType& type, int64_t rows) {
   return part.num_bytes();
 }
 
+std::vector<ByteRange> ranges_at_bound(const ValueType& type, int64_t rows) {
+  Shape part = type.shape;
+  part[0] = std::clamp<int64_t>(rows, 0, type.shape[0]);
+  std::vector<ByteRange> ranges = {{0, part.num_elements() * dtype_size(type.dtype)}};
+  const std::vector<ScaleTensor> at_bound = type.format().scales(type.shape);
+  const std::vector<ScaleTensor> of_rows = type.format().scales(part);
+  for (size_t i = 0; i < at_bound.size(); ++i)
+    ranges.push_back({at_bound[i].offset, of_rows[i].num_bytes()});
+  return ranges;
+}
+
 int64_t bound_rows(const Program& program, const Node& node, ValueId out,
                    const std::map<ValueId, int64_t>& rows) {
   const std::vector<ValueType> types = node.op->infer(tight_types(program, node, rows));
@@ -122,13 +133,12 @@ const ExtentSource* RowPlan::find_source(ValueId extent) const {
   return found == sources_.end() ? nullptr : &found->second;
 }
 
-int64_t RowPlan::skewed_bytes(const Program& program, ValueId id, double skew,
-                              int64_t behind) const {
+int64_t RowPlan::skewed_rows(const Program& program, ValueId id, double skew) const {
   const ValueType& type = program.type(id);
-  if (!elastic_[id]) return type.num_bytes();
+  ensure(elastic_[id], "'{}' has as many rows as its bound", program.value(id).name);
   const auto balanced = static_cast<double>(balanced_.at(type.extent.value()));
-  const double rows = std::min(std::ceil(balanced * skew), static_cast<double>(type.shape[0]));
-  return bytes_of_rows(type, static_cast<int64_t>(rows) + behind);
+  return static_cast<int64_t>(
+      std::min(std::ceil(balanced * skew), static_cast<double>(type.shape[0])));
 }
 
 }  // namespace tessera

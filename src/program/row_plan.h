@@ -39,9 +39,8 @@ class RowPlan {
   const std::vector<ValueId>& written_by(size_t node) const { return written_[node]; }
   /// Null where the host does not learn it.
   const ExtentSource* find_source(ValueId extent) const;
-  /// Bytes of a value that has `skew` times the rows of balanced routing, and `behind` more that
-  /// are read; those of its bound where it is not elastic.
-  int64_t skewed_bytes(const Program& program, ValueId id, double skew, int64_t behind) const;
+  /// Rows of an elastic value that has `skew` times those of balanced routing, at most its bound.
+  int64_t skewed_rows(const Program& program, ValueId id, double skew) const;
   /// The extents that the host learns, with what they are where routing is balanced.
   const std::map<ValueId, int64_t>& balanced() const { return balanced_; }
   /// The same of all extents of which it can be told, whoever learns them: for estimates of time.
@@ -59,8 +58,18 @@ class RowPlan {
   int num_elastic_ = 0;
 };
 
-/// Bytes of `rows` rows, at most all, of a value that is ragged in its first dim.
+/// Bytes of `rows` rows, at most all, of a value that is ragged in its first dim, as a tensor of so
+/// many rows has them.
 int64_t bytes_of_rows(const ValueType& type, int64_t rows);
+
+/// Bytes from a value's first one on.
+struct ByteRange {
+  int64_t offset = 0;
+  int64_t num_bytes = 0;
+  bool operator==(const ByteRange&) const = default;
+};
+/// Where such rows lie in a tensor at the bound: the elements, and each kind of scales.
+std::vector<ByteRange> ranges_at_bound(const ValueType& type, int64_t rows);
 
 /// The bound of output `out` of a node, where its inputs have at most `rows` rows by extent.
 int64_t bound_rows(const Program& program, const Node& node, ValueId out,

@@ -40,9 +40,28 @@ TEST(RowPlan, AValueIsElasticWhereTheHostIsTold) {
   EXPECT_EQ(plan.balanced().at(routed.extent), 4);
   EXPECT_EQ(plan.find_source(routed.extent)->kind, ExtentSource::Kind::kTold);
   constexpr int64_t kRow = 32 * sizeof(float);
-  EXPECT_EQ(plan.skewed_bytes(routed.program, routed.rows, 1, 0), 4 * kRow);
-  EXPECT_EQ(plan.skewed_bytes(routed.program, routed.rows, 1.6, 2), 9 * kRow);
-  EXPECT_EQ(plan.skewed_bytes(routed.program, routed.rows, 100, 2), 16 * kRow);
+  EXPECT_EQ(plan.skewed_rows(routed.program, routed.rows, 1), 4);
+  EXPECT_EQ(plan.skewed_rows(routed.program, routed.rows, 1.6), 7);
+  EXPECT_EQ(plan.skewed_rows(routed.program, routed.rows, 100), 16);
+  const ValueType& type = routed.program.type(routed.rows);
+  EXPECT_EQ(bytes_of_rows(type, 9), 9 * kRow);
+  EXPECT_EQ(bytes_of_rows(type, 18), 16 * kRow);
+}
+
+/// Scales stand behind the elements of all rows that may come.
+TEST(RowPlan, ScalesLieAtTheBound) {
+  const ValueType rows{.dtype = DType::kE4M3, .shape = {100, 48}, .scale = ScaleLayout::row()};
+  EXPECT_EQ(ranges_at_bound(rows, 7),
+            (std::vector<ByteRange>{{0, 7 * 48}, {4800, 7 * sizeof(float)}}));
+  EXPECT_EQ(ranges_at_bound(rows, 0), (std::vector<ByteRange>{{0, 0}, {4800, 0}}));
+  EXPECT_EQ(ranges_at_bound(rows, 102),
+            (std::vector<ByteRange>{{0, 4800}, {4800, 100 * sizeof(float)}}));
+  const ValueType blocks{
+      .dtype = DType::kE4M3, .shape = {64, 256}, .scale = ScaleLayout::block(1, 128)};
+  EXPECT_EQ(ranges_at_bound(blocks, 3),
+            (std::vector<ByteRange>{{0, 768}, {64 * 256, 6 * sizeof(float)}}));
+  const ValueType plain{.dtype = DType::kBF16, .shape = {64, 256}};
+  EXPECT_EQ(ranges_at_bound(plain, 3), (std::vector<ByteRange>{{0, 3 * 512}}));
 }
 
 TEST(RowPlan, OtherValuesTakeTheirBounds) {
@@ -52,8 +71,7 @@ TEST(RowPlan, OtherValuesTakeTheirBounds) {
   const RowPlan plan = routed.plan({false, false});
   EXPECT_FALSE(plan.has_elastic());
   EXPECT_EQ(plan.find_source(routed.extent), nullptr);
-  EXPECT_EQ(plan.skewed_bytes(routed.program, routed.rows, 1, 0),
-            routed.program.type(routed.rows).num_bytes());
+  EXPECT_FALSE(plan.is_elastic(routed.rows));
 }
 
 /// Whoever estimates times knows what comes, though no host does.

@@ -133,6 +133,8 @@ class Executable {
   friend class PartialRun;
   void check_bindings(const Bindings& bindings) const;
   Tensor argument(const Bindings& bindings, const Node& node, ValueId id) const;
+  /// Where so many rows of an elastic value lie: on the host as they came, on devices at the bound.
+  std::vector<ByteRange> ranges_of(const ValueType& type, int64_t rows) const;
   int64_t find_rows(const Bindings& bindings, ValueId extent, RowCounts& rows) const;
   void commit_outputs(size_t idx, const Bindings& bindings, RowCounts& rows) const;
   const int64_t* extent_address(const Bindings& bindings, ValueId id) const;

@@ -8,13 +8,24 @@
 
 namespace tessera {
 
+std::vector<ByteRange> Executable::ranges_of(const ValueType& type, int64_t rows) const {
+  if (backend_.is_host()) return {{0, bytes_of_rows(type, rows)}};
+  return ranges_at_bound(type, rows);
+}
+
 void Executable::list_memory(double skew, const MemoryUse& use) const {
   const int64_t behind = backend_.device().rows_read_behind();
   for (size_t i = 0; i < program_.nodes().size(); ++i) {
     for (const ValueId id : program_.nodes()[i].outputs) {
       const Placement& placement = plan_.values[id];
       if (placement.storage == Storage::kBound) continue;
-      use(placement.storage, placement.offset, rows_.skewed_bytes(program_, id, skew, behind));
+      if (!rows_.is_elastic(id)) {
+        use(placement.storage, placement.offset, program_.type(id).num_bytes());
+        continue;
+      }
+      const int64_t rows = rows_.skewed_rows(program_, id, skew) + behind;
+      for (const ByteRange& range : ranges_of(program_.type(id), rows))
+        use(placement.storage, placement.offset + range.offset, range.num_bytes);
     }
     use(Storage::kTransient, plan_.workspace_offsets[i], plan_.workspace_bytes[i]);
   }
@@ -34,15 +45,19 @@ Executable::OffloadedRows Executable::find_offloaded(const Bindings& bindings) c
     const auto& [storage, offset] = plan_.values[id];
     const ValueType& type = program_.type(id);
     if (storage != Storage::kOffloaded || type.num_bytes() == 0) continue;
-    OffloadedRows::Part part{offset, type.num_bytes(), type.num_bytes()};
-    if (rows_.is_elastic(id)) {
+    if (!rows_.is_elastic(id)) {
+      by_offset[offset] = {offset, type.num_bytes(), type.num_bytes()};
+    } else {
       const void* const extent = at_bound(bindings, type.extent.value()).data;
-      const int64_t came = bindings.elastic->find_rows(extent).value_or(type.shape[0]);
-      const int64_t rows = std::min(came, type.shape[0]);
-      part.num_bytes = bytes_of_rows(type, rows);
-      part.read_bytes = bytes_of_rows(type, rows + backend_.device().rows_read_behind());
+      const int64_t bound = type.shape[0];
+      const int64_t rows = std::min(bindings.elastic->find_rows(extent).value_or(bound), bound);
+      const auto written = ranges_of(type, rows);
+      const auto read = ranges_of(type, rows + backend_.device().rows_read_behind());
+      for (size_t i = 0; i < written.size(); ++i) {
+        const int64_t at = offset + written[i].offset;
+        by_offset[at] = {at, written[i].num_bytes, read[i].num_bytes};
+      }
     }
-    by_offset[offset] = part;
     const void* const address = at_bound(bindings, id).data;
     if (rows_.find_source(id) == nullptr) continue;
     if (const auto rows = bindings.elastic->find_rows(address))
@@ -103,8 +118,9 @@ void Executable::commit_outputs(size_t idx, const Bindings& bindings, RowCounts&
     const int64_t behind = backend_.device().rows_read_behind();
     const int64_t wanted = std::min(came, type.shape[0]) + behind;
     try {
-      bindings.elastic->commit(static_cast<const std::byte*>(tensor.data),
-                               bytes_of_rows(type, wanted));
+      for (const ByteRange& range : ranges_of(type, wanted))
+        bindings.elastic->commit(static_cast<const std::byte*>(tensor.data) + range.offset,
+                                 range.num_bytes);
     } catch (const OutOfMemory& error) {
       throw OutOfMemory(fmt::format(
           "program '{}', '{}': {} rows of experts came to this rank, where balanced routing brings "

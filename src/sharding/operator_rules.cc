@@ -157,6 +157,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"linear_bias_grad", "g:to -> db:o=g"},
       {"round_values", "x:r^c o:n^ -> y:r^c=x"},
       {"quantize", quantize},
+      {"dequantize", "x:r^c -> y:r^c=x"},
       // Scales go along tokens, as these do: each rank's are of its own.
       {"quantize_tokens", "x:r^c o:n^ -> y:cr^ s:r^c"},
       {"rmsnorm", rmsnorm},

@@ -111,7 +111,7 @@ Cost less_bound(Cost cost, const Node& node, const Program& program, double shar
   cost.flops *= share;
   for (const auto* ids : {&node.inputs, &node.outputs}) {
     for (const ValueType& type : program.types(*ids)) {
-      if (type.dtype == DType::kE4M3)
+      if (type.dtype == DType::kE4M3 && !type.ragged())
         cost.bytes -= (1 - share) * static_cast<double>(type.num_bytes());
     }
   }

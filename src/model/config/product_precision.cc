@@ -23,8 +23,12 @@ void add_names(std::string weight, std::set<std::string>& names) {
 
 std::optional<OperandRounding> ProductPrecision::rounding(std::vector<std::string> names) const {
   if (recipe == nullptr) return std::nullopt;
-  return OperandRounding{recipe, std::move(names), plain_weight_gradients, fp8_products,
-                         keeps_copies};
+  return OperandRounding{.recipe = recipe,
+                         .plain = std::move(names),
+                         .plain_weight_gradients = plain_weight_gradients,
+                         .fp8_products = fp8_products,
+                         .keeps_copies = keeps_copies,
+                         .keeps_rounded = keeps_rounded};
 }
 
 std::vector<LayerEntry> parse_plain(const std::vector<std::string>& texts) {

@@ -20,6 +20,7 @@ struct ProductPrecision {
   bool plain_weight_gradients = false;
   bool fp8_products = true;
   bool keeps_copies = false;
+  bool keeps_rounded = false;
 
   /// For layers of which `names` (see names_of_layer) are left as they are.
   std::optional<OperandRounding> rounding(std::vector<std::string> names) const;

@@ -36,6 +36,8 @@ void CollectiveOperator::check_rows(std::span<const ValueType> inputs, bool may_
   check_shape(*this, x.shape.rank() >= 1 && (may_be_ragged ? x.ragged_dim <= 0 : !x.ragged()),
               "input {} must have rows{}, got {}", static_cast<int>(kX),
               may_be_ragged ? "" : ", not ragged ones", x.to_string());
+  check_shape(*this, takes_scaled_rows(x.format()), "scales must be of single rows, got {}",
+              x.to_string());
 }
 
 std::vector<ValueType> AllGather::infer(std::span<const ValueType> inputs) const {

@@ -2,13 +2,15 @@
 
 #include "comm/communicator.h"
 #include "ops/operator.h"
+#include "ops/scaled_rows.h"
 
 namespace tessera {
 
 /// Exchanges between the ranks of a group, as operators. Rows are along the first dim, parts are in
-/// the order of the ranks, A is any element type unless said otherwise. The gradient rule of each
-/// is the exact transpose of the linear map from the inputs of all ranks to the outputs of all
-/// ranks: where the objective is the sum over ranks of each rank's loss, every rank gets the
+/// the order of the ranks, A is any element type unless said otherwise, or FP8 whose scales are of
+/// single rows (ops/scaled_rows.h), which go along where rows are not added up. The gradient rule
+/// of each is the exact transpose of the linear map from the inputs of all ranks to the outputs of
+/// all ranks: where the objective is the sum over ranks of each rank's loss, every rank gets the
 /// gradient of that sum, without any factor.
 ///
 /// All kernels are asynchronous (Kernel::Start).

@@ -4,7 +4,9 @@ namespace tessera::collective {
 namespace {
 
 Pending all_gather(const AllGather& op, const Args<AllGather>& args) {
-  return op.comm().all_gather(args.in(AllGather::kX), args.out(AllGather::kY));
+  return exchange_rows(
+      args.in(AllGather::kX), args.out(AllGather::kY),
+      [&](const Tensor& x, const Tensor& y) { return op.comm().all_gather(x, y); });
 }
 
 Pending reduce_scatter(const ReduceScatter& op, const Args<ReduceScatter>& args) {
@@ -16,16 +18,18 @@ Pending all_reduce_constant(const AllReduceConstant& op, const Args<AllReduceCon
 }
 
 Pending all_to_all(const AllToAll& op, const Args<AllToAll>& args) {
-  return op.comm().all_to_all(args.in(AllToAll::kX), args.out(AllToAll::kY));
+  return exchange_rows(
+      args.in(AllToAll::kX), args.out(AllToAll::kY),
+      [&](const Tensor& x, const Tensor& y) { return op.comm().all_to_all(x, y); });
 }
 
 }  // namespace
 
 void add_kernels(KernelTable& table) {
-  add_kernel<AllGather>(table, all_gather);
+  add_kernel<AllGather>(table, all_gather, {.takes = takes_scaled_rows});
   add_kernel<ReduceScatter>(table, reduce_scatter);
   add_kernel<AllReduceConstant>(table, all_reduce_constant);
-  add_kernel<AllToAll>(table, all_to_all);
+  add_kernel<AllToAll>(table, all_to_all, {.takes = takes_scaled_rows});
 }
 
 }  // namespace tessera::collective

@@ -21,7 +21,7 @@ ValueType RaggedCollective::infer_rows(std::span<const ValueType> inputs, int nu
     check_shape(*this, counts == expected, "the counts of rows must be {}, got {}",
                 expected.to_string(), counts.to_string());
   }
-  ValueType result{.dtype = inputs[kX].dtype, .shape = inputs[kX].shape};
+  ValueType result{.dtype = inputs[kX].dtype, .shape = inputs[kX].shape, .scale = inputs[kX].scale};
   result.shape[0] = max_rows_;
   if (std::ssize(inputs) == extent) return result;
   check_shape(*this, inputs[extent].dtype == DType::kI64 && inputs[extent].shape == Shape{1},

@@ -33,14 +33,6 @@ double multiply_adds(const ValueType& rows) {
 
 }  // namespace
 
-bool takes_scaled_rows(const Format& format) {
-  if (is_unscaled(format)) return true;
-  const ScaleLayout& scale = format.scale;
-  const bool of_rows = scale.kind == ScaleLayout::Kind::kRow ||
-                       (scale.kind == ScaleLayout::Kind::kBlock && scale.rows == 1);
-  return of_rows && (format.element == DType::kE4M3 || format.element == DType::kE5M2);
-}
-
 std::vector<ValueType> Permute::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, 3);
   const ValueType& x = inputs[kX];

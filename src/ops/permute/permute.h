@@ -2,6 +2,7 @@
 
 #include "ops/addend.h"
 #include "ops/gather.h"
+#include "ops/scaled_rows.h"
 
 namespace tessera {
 
@@ -106,9 +107,6 @@ class UnpermuteWeightedBackward final : public Operator {
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
 };
-
-/// What Permute's kernels take and give (KernelOptions::takes).
-bool takes_scaled_rows(const Format& format);
 
 OperatorPtr make_permute();
 OperatorPtr make_unpermute();

@@ -1,6 +1,7 @@
 #include "ops/quantize_tokens/quantize_tokens.h"
 
 #include "ops/quantize_tokens/token_blocks.h"
+#include "ops/scaled_rows.h"
 
 namespace tessera {
 
@@ -13,8 +14,9 @@ std::vector<ValueType> QuantizeTokens::infer(std::span<const ValueType> inputs) 
   check_shape(*this, has_offsets || inputs.size() == 1,
               "takes x and perhaps offsets, got {} inputs", inputs.size());
   const ValueType& x = inputs[kX];
-  check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim <= 0,
-              "takes f32 or bf16 [R, C], got {}", x.to_string());
+  const bool has_values = x.scale.is_scaled() ? has_scaled_rows(x.format()) : is_storage(x.dtype);
+  check_shape(*this, has_values && x.shape.rank() == 2 && x.ragged_dim <= 0,
+              "takes f32, bf16, or fp8 with scales of its rows, [R, C], got {}", x.to_string());
   check_shape(*this, has_offsets || !x.ragged(), "ragged rows need offsets, got {}", x.to_string());
   int64_t num_groups = 1;
   if (has_offsets) {
@@ -32,6 +34,10 @@ std::vector<ValueType> QuantizeTokens::infer(std::span<const ValueType> inputs) 
 
 bool takes_e4m3_codes(const Format& format) {
   return is_unscaled(format) || format == Format(DType::kE4M3);
+}
+
+bool takes_tokens(const Format& format) {
+  return takes_e4m3_codes(format) || has_scaled_rows(format);
 }
 
 OperatorPtr make_quantize_tokens(TokenScales scales) {

@@ -64,30 +64,54 @@ __device__ __forceinline__ int own_column() {
 
 using Part = Pack<BFloat16, kWidth>[kRows];
 
-/// What a thread reads of a group's parts, which lie one below the other.
+/// Elements of x as they are read.
+enum class Tokens { kBf16, kE4m3, kE5m2 };
+
+/// What a thread reads of a group's parts, which lie one below the other. What FP8 stands for is
+/// held by BF16 exactly.
+template <Tokens kTokensOf>
 struct Source {
-  const BFloat16* first;
+  using Element = std::conditional_t<kTokensOf == Tokens::kBf16, BFloat16, uint8_t>;
+
+  const Element* first;
+  const float* scales;  // of this thread's columns of the first row
+  int scales_apart;     // from one row to the next
   int64_t num_columns;
   int num_rows;  // of the group, from this thread's first one on; none beyond the last column
 
   __device__ __forceinline__ Source(const TokenRows& rows, const Group& group, int64_t column)
-      : first(static_cast<const BFloat16*>(rows.x) +
+      : first(static_cast<const Element*>(rows.x) +
               (group.first_row + own_row()) * rows.num_columns + column + own_column()),
         num_columns(rows.num_columns),
         num_rows(column + own_column() < rows.num_columns
                      ? static_cast<int>(group.end_row - group.first_row) - own_row()
-                     : 0) {}
+                     : 0) {
+    if constexpr (kTokensOf != Tokens::kBf16) {
+      scales_apart = static_cast<int>(divide_up(rows.num_columns, rows.columns_of_scale));
+      scales = rows.row_scales + (group.first_row + own_row()) * scales_apart +
+               (column + own_column()) / rows.columns_of_scale;
+    }
+  }
 
   /// This thread's tokens that the group has in a part, and perhaps in those behind.
   __device__ __forceinline__ int rows_left(int part) const { return num_rows - part * kTokens; }
 
   /// Zeros behind the group's last token.
   __device__ __forceinline__ void load(int part, Part& to) const {
-    const BFloat16* const from = first + int64_t{part} * kTokens * num_columns;
+    const Element* const from = first + int64_t{part} * kTokens * num_columns;
     const int left = rows_left(part);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      to[r] = r < left ? load_pack<kWidth>(from + r * num_columns) : Pack<BFloat16, kWidth>{};
+    for (int r = 0; r < kRows; ++r) {
+      to[r] = {};
+      if (r >= left) continue;
+      const Pack<Element, kWidth> pack = load_pack<kWidth>(from + r * num_columns);
+      if constexpr (kTokensOf == Tokens::kBf16) {
+        to[r] = pack;
+      } else {
+        const float scale = scales[(int64_t{part} * kTokens + r) * scales_apart];
+        to[r] = to_bf16(from_fp8<kTokensOf == Tokens::kE4m3>(pack, scale));
+      }
+    }
   }
 };
 
@@ -200,6 +224,7 @@ __device__ __forceinline__ void turn(const Part& part, const Floats<kWidth>& fac
 }
 
 /// A scale for 128 tokens: a part a block of threads.
+template <Tokens kTokensOf>
 __global__ void __launch_bounds__(kThreads)
     quantize_blocks_kernel(const TokenRows rows, int64_t y_columns) {
   __shared__ Tile tile;
@@ -208,7 +233,7 @@ __global__ void __launch_bounds__(kThreads)
   const Group group = find_group(rows, block);
   if (group.first_row == group.end_row) return;
   const int number = static_cast<int>(block - group.first_block);
-  const Source source(rows, group, column);
+  const Source<kTokensOf> source(rows, group, column);
   Part part;
   source.load(number, part);
   Largest largest;
@@ -257,6 +282,7 @@ __device__ __forceinline__ float find_largest_of_cluster(float own) {
 }
 
 /// A scale for a group's tokens: 64 columns of a group a cluster, whose blocks take parts in turns.
+template <Tokens kTokensOf>
 __global__ void __launch_bounds__(kThreads, 2)
     quantize_groups_kernel(const TokenRows rows, int64_t y_columns) {
   __shared__ Tile tiles[2];
@@ -265,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t column = static_cast<int64_t>(blockIdx.x / step) * kColumns;
   const Group group = load_group(rows, static_cast<int>(blockIdx.y));
   const int num_blocks = group.num_blocks();
-  const Source source(rows, group, column);
+  const Source<kTokensOf> source(rows, group, column);
   Part kept[kKept];
   Largest largest;
 #pragma unroll
@@ -309,6 +335,7 @@ int choose_cluster(const TokenRows& rows) {
   return cluster;
 }
 
+template <Tokens kTokensOf>
 void launch_groups(const TokenRows& rows, int64_t y_columns, cudaStream_t stream) {
   const int cluster = choose_cluster(rows);
   cudaLaunchAttribute attribute{};
@@ -321,19 +348,31 @@ void launch_groups(const TokenRows& rows, int64_t y_columns, cudaStream_t stream
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, quantize_groups_kernel, rows, y_columns));
+  check(cudaLaunchKernelEx(&config, quantize_groups_kernel<kTokensOf>, rows, y_columns));
+}
+
+template <Tokens kTokensOf>
+void launch_of(const TokenRows& rows, cudaStream_t stream) {
+  const int64_t blocks = num_token_blocks(rows.num_rows, rows.num_groups);
+  if (!rows.by_block) return launch_groups<kTokensOf>(rows, blocks * kTokenBlock, stream);
+  if (blocks == 0) return;
+  const dim3 parts(static_cast<unsigned>(divide_up(rows.num_columns, kColumns)),
+                   static_cast<unsigned>(blocks));
+  quantize_blocks_kernel<kTokensOf><<<parts, kThreads, 0, stream>>>(rows, blocks * kTokenBlock);
+  check(cudaGetLastError());
 }
 
 }  // namespace
 
 void launch_quantize_tokens(const TokenRows& rows, cudaStream_t stream) {
-  const int64_t blocks = num_token_blocks(rows.num_rows, rows.num_groups);
-  if (!rows.by_block) return launch_groups(rows, blocks * kTokenBlock, stream);
-  if (blocks == 0) return;
-  const dim3 parts(static_cast<unsigned>(divide_up(rows.num_columns, kColumns)),
-                   static_cast<unsigned>(blocks));
-  quantize_blocks_kernel<<<parts, kThreads, 0, stream>>>(rows, blocks * kTokenBlock);
-  check(cudaGetLastError());
+  switch (rows.dtype) {
+    case DType::kE4M3:
+      return launch_of<Tokens::kE4m3>(rows, stream);
+    case DType::kE5M2:
+      return launch_of<Tokens::kE5m2>(rows, stream);
+    default:
+      return launch_of<Tokens::kBf16>(rows, stream);
+  }
 }
 
 }  // namespace tessera::cuda

@@ -13,10 +13,11 @@ enum class TokenScales : uint8_t {
 /// Rounds rows of tokens to E4M3 and transposes them, so that tensor cores can add up tokens, as
 /// the gradient of a weight does:
 ///   (x A [R, C], and with groups: offsets I64 [E + 1]) -> y E4M3 [C, N], scales F32 [S, C]
-/// Rows offsets[e] to offsets[e + 1] are group e, such as an expert's tokens; without offsets all
-/// rows are one group. Each group begins at a multiple of 128 of y's columns and is filled up with
-/// zeros to the next (token_blocks.h); N is 128 times the number of blocks that there is room for.
-/// Columns of blocks that are nobody's are not written. By group S is E, by block N / 128.
+/// A is F32, BF16, or FP8 whose scales are of single rows or parts of them, which x then stands
+/// for. Rows offsets[e] to offsets[e + 1] are group e, such as an expert's tokens; without offsets
+/// all rows are one group. Each group begins at a multiple of 128 of y's columns and is filled up
+/// with zeros to the next (token_blocks.h); N is 128 times the number of blocks that there is room
+/// for. Columns of blocks that are nobody's are not written. By group S is E, by block N / 128.
 ///
 /// What y times its scales stands for is what RoundValues (ops/round_values/round_values.h) makes
 /// of x down columns: the scale is the least power of two with which no value is beyond E4M3's
@@ -41,9 +42,10 @@ class QuantizeTokens final : public Operator {
   TokenScales scales_;
 };
 
-/// The operands of a QuantizeTokens, or of one that reads what it makes, hold E4M3 without scales
-/// of its own (KernelOptions::takes).
+/// An operator that reads what a QuantizeTokens makes takes E4M3 without scales of its own
+/// (KernelOptions::takes); the operands of a QuantizeTokens hold that and rows with scales.
 bool takes_e4m3_codes(const Format& format);
+bool takes_tokens(const Format& format);
 
 OperatorPtr make_quantize_tokens(TokenScales scales);
 void add_quantize_tokens_cpu(KernelTable& table);

@@ -3,9 +3,11 @@
 #include <cmath>
 
 #include "core/fp8.h"
+#include "ops/dequantize/dequantize.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/quantize_tokens/token_blocks.h"
 #include "ops/round_values/round_math.h"
+#include "ops/scaled_rows.h"
 #include "ops/storage.h"
 
 namespace tessera {
@@ -39,23 +41,57 @@ std::vector<TokenRun> find_runs(const Op& op, std::span<const int64_t> offsets) 
   return runs;
 }
 
-/// One column of x, which is a row of y.
+/// What x holds, by row and column.
 template <typename T>
-void quantize_column(std::span<const TokenRun> runs, const Tensor& x, int64_t column, E4m3* y,
+class PlainValues {
+ public:
+  explicit PlainValues(const Tensor& x) : x_(x.as<T>()), num_columns_(x.shape[1]) {}
+  float operator()(int64_t row, int64_t column) const {
+    return static_cast<float>(x_[row * num_columns_ + column]);
+  }
+
+ private:
+  const T* x_;
+  int64_t num_columns_;
+};
+
+template <typename Element>
+class CodedValues {
+ public:
+  explicit CodedValues(const Tensor& x)
+      : x_(x.as<Element>()),
+        scales_(row_scales_of(x).as<float>()),
+        num_columns_(x.shape[1]),
+        columns_of_scale_(columns_of_scale(x.scale, num_columns_)),
+        scales_of_row_((num_columns_ + columns_of_scale_ - 1) / columns_of_scale_) {}
+  float operator()(int64_t row, int64_t column) const {
+    return static_cast<float>(x_[row * num_columns_ + column]) *
+           scales_[row * scales_of_row_ + column / columns_of_scale_];
+  }
+
+ private:
+  const Element* x_;
+  const float* scales_;
+  int64_t num_columns_;
+  int64_t columns_of_scale_;
+  int64_t scales_of_row_;
+};
+
+/// One column of x, which is a row of y.
+template <typename Values>
+void quantize_column(std::span<const TokenRun> runs, const Values& values, int64_t column, E4m3* y,
                      const Tensor& scales) {
-  const int64_t num_columns = x.shape[1];
   for (const TokenRun& run : runs) {
-    const T* const from = x.as<T>() + run.first_row * num_columns + column;
     float amax = 0;
     for (int64_t i = 0; i < run.num_rows; ++i)
-      amax = std::fmax(amax, std::fabs(static_cast<float>(from[i * num_columns])));
+      amax = std::fmax(amax, std::fabs(values(run.first_row + i, column)));
     const float scale = scale_of_block<E4m3>(amax, /*unit=*/1, /*nested=*/false);
     const float factor = 1 / scale;
     E4m3* const to = y + run.to_column;
     for (int64_t i = 0; i < run.num_rows; ++i)
-      to[i] = E4m3(static_cast<float>(from[i * num_columns]) * factor);
+      to[i] = E4m3(values(run.first_row + i, column) * factor);
     std::fill(to + run.num_rows, to + token_blocks_of(run.num_rows) * kTokenBlock, E4m3(0.0F));
-    scales.as<float>()[run.scale_row * num_columns + column] = scale;
+    scales.as<float>()[run.scale_row * scales.shape[1] + column] = scale;
   }
 }
 
@@ -66,19 +102,24 @@ void quantize_tokens(const Op& op, const Args<Op>& args) {
   std::span<const int64_t> offsets = all;
   if (args.inputs.size() > Op::kOffsets) offsets = args.in(Op::kOffsets).span<int64_t>();
   const std::vector<TokenRun> runs = find_runs(op, offsets);
-  with_storage(x.dtype, [&](auto storage) {
-    using T = decltype(storage);
+  const auto quantize = [&](const auto& values) {
 #pragma omp parallel for schedule(static)
     for (int64_t column = 0; column < x.shape[1]; ++column)
-      quantize_column<T>(runs, x, column, y.as<E4m3>() + column * y.shape[1],
-                         args.out(Op::kScales));
-  });
+      quantize_column(runs, values, column, y.as<E4m3>() + column * y.shape[1],
+                      args.out(Op::kScales));
+  };
+  if (x.num_elements() > 0 && x.scale.is_scaled()) {
+    x.dtype == DType::kE4M3 ? quantize(CodedValues<E4m3>(x)) : quantize(CodedValues<E5m2>(x));
+    return;
+  }
+  with_storage(x.scale.is_scaled() ? DType::kBF16 : x.dtype,
+               [&](auto storage) { quantize(PlainValues<decltype(storage)>(x)); });
 }
 
 }  // namespace
 
 void add_quantize_tokens_cpu(KernelTable& table) {
-  add_kernel<Op>(table, quantize_tokens, {.takes = takes_e4m3_codes});
+  add_kernel<Op>(table, quantize_tokens, {.takes = takes_tokens});
 }
 
 }  // namespace tessera

@@ -1,8 +1,10 @@
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
+#include "ops/dequantize/dequantize.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/quantize_tokens/quantize_tokens_kernels.h"
 #include "ops/quantize_tokens/token_blocks.h"
+#include "ops/scaled_rows.h"
 
 namespace tessera {
 namespace {
@@ -16,9 +18,12 @@ constexpr int64_t kMostBlocks = 65535;
 int64_t check_types(const Op& op, std::span<const ValueType> inputs) {
   const ValueType& x = inputs[Op::kX];
   const int64_t num_groups = inputs.size() > Op::kOffsets ? inputs[Op::kOffsets].shape[0] - 1 : 1;
-  check_shape(op, x.dtype == DType::kBF16 && x.shape[1] % Op::kUnit == 0,
-              "on a GPU takes bf16 rows of multiples of {} values, got {}", Op::kUnit,
+  const bool has_values = x.dtype == DType::kBF16 || x.scale.is_scaled();
+  check_shape(op, has_values && x.shape[1] % Op::kUnit == 0,
+              "on a GPU takes rows of bf16 or fp8 of multiples of {} values, got {}", Op::kUnit,
               x.to_string());
+  check_shape(op, columns_of_scale(x.scale, x.shape[1]) % 8 == 0,
+              "on a GPU scales must be of multiples of 8 columns, got {}", x.to_string());
   cuda::check_limit(op, num_token_blocks(x.shape[0], num_groups), kMostBlocks,
                     "blocks of 128 tokens");
   return 0;
@@ -29,7 +34,10 @@ void quantize_tokens(const Op& op, const Args<Op>& args) {
   const bool has_groups = args.inputs.size() > Op::kOffsets;
   if (x.shape[1] == 0) return;
   cuda::launch_quantize_tokens(
-      {.x = x.data,
+      {.dtype = x.dtype,
+       .x = x.data,
+       .row_scales = x.scale.is_scaled() ? row_scales_of(x).as<float>() : nullptr,
+       .columns_of_scale = columns_of_scale(x.scale, x.shape[1]),
        .y = static_cast<uint8_t*>(args.out(Op::kY).data),
        .scales = args.out(Op::kScales).as<float>(),
        .offsets = has_groups ? args.in(Op::kOffsets).as<int64_t>() : nullptr,
@@ -43,7 +51,7 @@ void quantize_tokens(const Op& op, const Args<Op>& args) {
 }  // namespace
 
 void add_quantize_tokens_cuda(KernelTable& table) {
-  add_kernel<Op>(table, quantize_tokens, {.workspace = check_types, .takes = takes_e4m3_codes});
+  add_kernel<Op>(table, quantize_tokens, {.workspace = check_types, .takes = takes_tokens});
 }
 
 }  // namespace tessera

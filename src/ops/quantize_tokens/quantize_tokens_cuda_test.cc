@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/cuda/device_buffer.h"
+#include "ops/dequantize/dequantize_testing.h"
 #include "ops/float_word.h"
 #include "ops/grouped_matmul/grouped_cuda_testing.h"
 #include "ops/quantize_tokens/quantize_tokens_kernels.h"
@@ -26,36 +27,43 @@ void run(const Tensor& x, TokenScales scales, const std::vector<int64_t>& offset
   const Tensor& of = found.scales.get();
   DeviceBuffer from(x.num_bytes());
   from.copy_from(x.data);
+  const bool is_coded = x.scale.is_scaled();
+  const ptrdiff_t scales_at =
+      is_coded ? static_cast<std::byte*>(scales_of(x).data) - static_cast<std::byte*>(x.data) : 0;
   DeviceBuffer y(codes.num_bytes());
   y.copy_from(codes.data);
   DeviceBuffer y_scales(of.num_bytes());
   y_scales.copy_from(of.data);
   const DeviceBuffer device_offsets = to_device(offsets);
-  launch_quantize_tokens({.x = from.as<void>(),
-                          .y = y.as<uint8_t>(),
-                          .scales = y_scales.as<float>(),
-                          .offsets = gives_offsets ? device_offsets.as<int64_t>() : nullptr,
-                          .num_rows = x.shape[0],
-                          .num_columns = x.shape[1],
-                          .num_groups = static_cast<int>(offsets.size()) - 1,
-                          .by_block = scales == TokenScales::kBlock},
-                         nullptr);
+  launch_quantize_tokens(
+      {.dtype = x.dtype,
+       .x = from.as<void>(),
+       .row_scales = reinterpret_cast<const float*>(from.as<std::byte>() + scales_at),
+       .columns_of_scale = columns_of_scale(x.scale, x.shape[1]),
+       .y = y.as<uint8_t>(),
+       .scales = y_scales.as<float>(),
+       .offsets = gives_offsets ? device_offsets.as<int64_t>() : nullptr,
+       .num_rows = x.shape[0],
+       .num_columns = x.shape[1],
+       .num_groups = static_cast<int>(offsets.size()) - 1,
+       .by_block = scales == TokenScales::kBlock},
+      nullptr);
   check(cudaDeviceSynchronize());
   y.copy_to(codes.data);
   y_scales.copy_to(of.data);
 }
 
-void check_values(const OwnedTensor& x, TokenScales scales, const std::vector<int64_t>& offsets) {
-  const TokenCodes expected = testing::quantize_tokens(x.get(), scales, offsets);
+void check_values(const Tensor& x, TokenScales scales, const std::vector<int64_t>& offsets) {
+  const TokenCodes expected = testing::quantize_tokens(x, scales, offsets);
   const std::vector<ValueType> types = {
       {.dtype = expected.codes.get().dtype, .shape = expected.codes.get().shape},
       {.dtype = expected.scales.get().dtype, .shape = expected.scales.get().shape}};
   for (const bool gives_offsets : {true, false}) {
-    if (!gives_offsets && (offsets.size() != 2 || offsets[1] != x.get().shape[0])) continue;
+    if (!gives_offsets && (offsets.size() != 2 || offsets[1] != x.shape[0])) continue;
     const TokenCodes found(types);
-    run(x.get(), scales, offsets, gives_offsets, found);
-    const std::string what = fmt::format("{} offsets {} by block {}", x.get().shape.to_string(),
-                                         offsets, scales == TokenScales::kBlock);
+    run(x, scales, offsets, gives_offsets, found);
+    const std::string what = fmt::format("{} offsets {} by block {}", x.shape.to_string(), offsets,
+                                         scales == TokenScales::kBlock);
     const Tensor& codes = found.codes.get();
     for (int64_t i = 0; i < codes.num_elements(); ++i)
       ASSERT_EQ(static_cast<const uint8_t*>(codes.data)[i],
@@ -76,7 +84,31 @@ void check_case(const std::vector<int64_t>& counts, int64_t columns, Random& ran
   const OwnedTensor x =
       testing::random_tensor(DType::kBF16, {offsets.back() + slack, columns}, random, 10.0);
   for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock})
-    check_values(x, scales, offsets);
+    check_values(x.get(), scales, offsets);
+}
+
+/// Rows of FP8, of as many columns as their scales may have there.
+void check_coded(const std::vector<int64_t>& counts, int64_t columns, Random& random) {
+  const std::vector<int64_t> offsets = testing::ends_of(counts);
+  const OwnedTensor x =
+      testing::random_tensor(DType::kBF16, {offsets.back() + 3, columns}, random, 10.0);
+  for (const QuantizeSpec& spec : testing::row_specs()) {
+    if (columns_of_scale(spec.scale, columns) % 8 != 0) continue;
+    const testing::ScaledTensor coded = testing::quantize(x.get(), spec);
+    for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock})
+      check_values(coded.tensor, scales, offsets);
+  }
+}
+
+TEST_F(QuantizeTokensCuda, TinyGroupsOfFp8) {
+  Random random(9, 1);
+  check_coded({3, 0, 130}, 80, random);
+}
+
+TEST_F(QuantizeTokensCuda, RowsOfFp8GiveTheHostsBits) {
+  Random random(10, 1);
+  check_coded({1}, 16, random);
+  check_coded({0, 700, 129, 2000}, 272, random);
 }
 
 TEST_F(QuantizeTokensCuda, TinyGroups) {

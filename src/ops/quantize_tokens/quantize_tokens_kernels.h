@@ -4,12 +4,18 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+
 namespace tessera::cuda {
 
-/// QuantizeTokens on a GPU, of BF16 rows; see ops/quantize_tokens/quantize_tokens.h. Columns are a
-/// multiple of QuantizeTokens::kUnit, and x, y and scales of 16 bytes.
+/// QuantizeTokens on a GPU, of rows of BF16 or of FP8; see ops/quantize_tokens/quantize_tokens.h.
+/// Columns are a multiple of QuantizeTokens::kUnit, and x, y and scales of 16 bytes. Scales of x
+/// are of multiples of 8 columns.
 struct TokenRows {
-  const void* x;           ///< [R, C]
+  DType dtype = DType::kBF16;         ///< of x; or kE4M3, kE5M2
+  const void* x;                      ///< [R, C]
+  const float* row_scales = nullptr;  ///< of x, [R, C / columns_of_scale]
+  int64_t columns_of_scale = 0;
   uint8_t* y;              ///< [C, N]
   float* scales;           ///< [num_groups, C], or by block [N / 128, C]
   const int64_t* offsets;  ///< [num_groups + 1]; null: all rows are one group

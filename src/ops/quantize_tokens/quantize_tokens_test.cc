@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
 
+#include "ops/dequantize/dequantize_testing.h"
 #include "ops/quantize_tokens/quantize_tokens_testing.h"
 #include "ops/quantize_tokens/token_blocks.h"
 #include "ops/round_values/round_values.h"
@@ -63,6 +65,27 @@ TEST(QuantizeTokens, StandsForWhatRoundValuesGives) {
       check_case(dtype, {0, 1, 127, 0, 128, 129, 300, 0}, 20, scales);
       check_case(dtype, {1, 1, 1}, 16, scales);
       check_case(dtype, {0, 0}, 4, scales);
+    }
+  }
+}
+
+/// Of rows of FP8 it makes what it makes of the values that they stand for.
+TEST(QuantizeTokens, TakesRowsOfFp8) {
+  Random random(5, 1);
+  const std::vector<int64_t> offsets = testing::ends_of({0, 3, 130, 0, 128});
+  for (const QuantizeSpec& spec : testing::row_specs()) {
+    const OwnedTensor x = testing::random_tensor(DType::kBF16, {offsets.back(), 24}, random, 10.0);
+    const testing::ScaledTensor coded = testing::quantize(x.get(), spec);
+    const OwnedTensor values = testing::dequantize(coded.tensor, DType::kBF16);
+    for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock}) {
+      const TokenCodes found = quantize_tokens(coded.tensor, scales, offsets);
+      const TokenCodes expected = quantize_tokens(values.get(), scales, offsets);
+      EXPECT_EQ(std::memcmp(found.codes.get().data, expected.codes.get().data,
+                            found.codes.get().num_bytes()),
+                0);
+      EXPECT_EQ(std::memcmp(found.scales.get().data, expected.scales.get().data,
+                            found.scales.get().num_bytes()),
+                0);
     }
   }
 }

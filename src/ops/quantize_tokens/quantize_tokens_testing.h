@@ -48,7 +48,8 @@ inline TokenCodes quantize_tokens(const Tensor& x, TokenScales scales,
   const OwnedTensor ends = tensor_of_i64({std::ssize(offsets)}, offsets);
   const std::vector<Tensor> inputs = {x, ends.get()};
   std::vector<ValueType> types;
-  for (const Tensor& input : inputs) types.push_back({.dtype = input.dtype, .shape = input.shape});
+  for (const Tensor& input : inputs)
+    types.push_back({.dtype = input.dtype, .shape = input.shape, .scale = input.scale});
   TokenCodes found(op.infer(types));
   KernelTable table;
   add_quantize_tokens_cpu(table);

@@ -10,6 +10,7 @@
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/collective/collective.h"
+#include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/embedding/embedding.h"
@@ -58,6 +59,7 @@ KernelTable make_cuda_kernels() {
   add_block_sparse_cuda(table);
   add_collective_cuda(table);
   add_cache_append_cuda(table);
+  add_dequantize_cuda(table);
   add_destinations_cuda(table);
   add_dispatch_plan_cuda(table);
   add_embedding_cuda(table);

@@ -8,6 +8,8 @@
 #include "program/compile/fuse_repeats.h"
 #include "program/compile/fuse_sums.h"
 #include "program/compile/join_expert_blocks.h"
+#include "program/compile/keep_quantized.h"
+#include "program/compile/quantize_early.h"
 #include "program/compile/schedule.h"
 #include "program/compile/set_aside.h"
 
@@ -31,6 +33,9 @@ bool where_recomputing(const Compilation& c) {
 }
 bool where_rounding(const Compilation& c) {
   return c.options.rounding.has_value();
+}
+bool where_keeping_rounded(const Compilation& c) {
+  return in_training(c) && where_rounding(c) && c.options.rounding->keeps_rounded;
 }
 bool where_split(const Compilation& c) {
   return in_training(c) && c.options.split_weights;
@@ -60,7 +65,7 @@ void list_saved(Compiled& programs) {
 bool gathers_for_fp8(const Compilation& c) {
   if (!c.options.rounding || c.backend.is_host()) return false;
   const OperandRounding& rounding = *c.options.rounding;
-  return rounding.fp8_products && rounding.plain_weight_gradients &&
+  return rounding.fp8_products && !rounding.keeps_rounded && rounding.plain_weight_gradients &&
          has_fp8_product(rounding.recipe->activation, rounding.recipe->weight);
 }
 
@@ -109,6 +114,18 @@ void round_products(Compilation& c) {
     backward = round_operands(programs.forward, *programs.backward, rounding, copies);
   programs.forward = round_operands(programs.forward, rounding, copies);
   programs.backward = std::move(backward);
+}
+
+void keep_rounded_values(Compilation& c) {
+  Compiled& programs = c.programs;
+  programs.backward = keep_quantized(programs.forward, *programs.backward);
+  list_saved(programs);
+}
+
+void quantize_before_moving(Compilation& c) {
+  change_all(c.programs, [](const Program& program, const std::vector<ValueId>& kept) {
+    return quantize_early(program, kept);
+  });
 }
 
 void fuse_gradient_sums(Compilation& c) {
@@ -174,6 +191,10 @@ constexpr Pass kPasses[] = {
      fuse_forward_gathers},
     {"differentiate", "derives the backward program", in_training, derive_backward},
     {"round_operands", "products read numbers of few bits", where_rounding, round_products},
+    {"keep_quantized", "what products read of tokens is kept as it was quantized",
+     where_keeping_rounded, keep_rounded_values},
+    {"quantize_early", "rows are quantized before they are exchanged or permuted", where_rounding,
+     quantize_before_moving},
     {"fuse_gradient_sums", "fuse_sums for gradients", in_training, fuse_gradient_sums},
     {"recompute", "values are computed again instead of kept", where_recomputing, recompute_values},
     {"fuse_gradient_gathers", "fuse_gathers for gradients and recomputed rows", in_training,

@@ -54,10 +54,11 @@ TEST(Compile, PassesComeInOneOrder) {
     EXPECT_FALSE(pass.what.empty()) << pass.name;
     EXPECT_EQ(pass.what.find('\n'), std::string_view::npos) << pass.name;
   }
-  EXPECT_THAT(names, ElementsAre("fuse_sums", "join_expert_blocks", "fuse_gathers", "differentiate",
-                                 "round_operands", "fuse_gradient_sums", "recompute",
-                                 "fuse_gradient_gathers", "split_weights", "fuse_producers",
-                                 "fuse_repeats", "schedule", "set_aside"));
+  EXPECT_THAT(
+      names, ElementsAre("fuse_sums", "join_expert_blocks", "fuse_gathers", "differentiate",
+                         "round_operands", "keep_quantized", "quantize_early", "fuse_gradient_sums",
+                         "recompute", "fuse_gradient_gathers", "split_weights", "fuse_producers",
+                         "fuse_repeats", "schedule", "set_aside"));
 }
 
 TEST(Compile, EachGoalHasItsPasses) {
@@ -69,10 +70,11 @@ TEST(Compile, EachGoalHasItsPasses) {
       passes_of(compile_block(Goal::kTrain, {})),
       ElementsAre("as built", "fuse_sums", "fuse_gathers", "differentiate", "fuse_gradient_sums",
                   "fuse_gradient_gathers", "fuse_repeats", "schedule"));
-  const CompileOptions all = {.recompute = {"all"},
-                              .fuse_activations = true,
-                              .split_weights = true,
-                              .rounding = OperandRounding{&find_recipe("blockwise")}};
+  const CompileOptions all = {
+      .recompute = {"all"},
+      .fuse_activations = true,
+      .split_weights = true,
+      .rounding = OperandRounding{.recipe = &find_recipe("blockwise"), .keeps_rounded = true}};
   // "as built", and all but the two for devices.
   EXPECT_EQ(std::ssize(passes_of(compile_block(Goal::kTrain, all))),
             1 + std::ssize(compile_passes()) - 2);

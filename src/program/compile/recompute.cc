@@ -99,7 +99,10 @@ class Recomputer {
     return was_saved || !producer_.at(id)->op->recomputable();
   }
 
+  /// Unless it makes what is a value of the forward program.
   void copy_node(const Node& node) {
+    if (std::ranges::all_of(node.outputs, [&](ValueId id) { return forward_of_.contains(id); }))
+      return;
     std::vector<ValueId> inputs;
     for (const ValueId id : node.inputs) inputs.push_back(translate(id));
     std::vector<ValueId> accumulators;

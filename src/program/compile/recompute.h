@@ -9,7 +9,8 @@ namespace tessera {
 
 /// Rewrites a backward program so that the forward values `dropped` are computed again, just before
 /// their first use, instead of being kept. What that needs is read from values still kept, or
-/// computed again too. The numbers do not change: the same kernels see the same inputs. Throws
+/// computed again too. The numbers do not change: the same kernels see the same inputs. Nodes that
+/// make what `backward.saved` says are forward values are left out. Throws
 /// UserError where a value comes from an operator that may not run twice (routing decisions).
 Backward recompute(const Program& forward, const Backward& backward,
                    const std::vector<ValueId>& dropped);

@@ -6,6 +6,7 @@
 
 #include "ops/add/add.h"
 #include "ops/add_bias/add_bias.h"
+#include "ops/dequantize/dequantize.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
 #include "ops/permute/permute.h"
@@ -20,6 +21,24 @@ struct Operand {
   RoundValuesSpec spec = {};
   ValueId offsets = {};  ///< of its groups of rows; not set where it has one group, or known ones
 };
+
+/// An input of a weight's gradient that another product reads rounded by rows.
+struct ReadBefore {
+  int input = 0;
+  CastSpec rows = {};
+};
+
+bool is_by_rows(const CastSpec& cast) {
+  return is_of_rows(cast) && !cast.rotated && cast.number != NarrowNumber::kE2M1;
+}
+
+/// The same as a Quantize has it.
+QuantizeSpec quantize_spec(const CastSpec& cast) {
+  ensure(is_by_rows(cast), "{} is no rounding by rows", cast.to_string());
+  return {.element = cast.number == NarrowNumber::kE5M2 ? DType::kE5M2 : DType::kE4M3,
+          .scale = cast.length == 0 ? ScaleLayout::row()
+                                    : ScaleLayout::block(1, static_cast<int32_t>(cast.length))};
+}
 
 Operand of_rows(int input, const CastSpec& cast, int sum_dim) {
   return {input, {.cast = cast, .sum_dim = sum_dim}};
@@ -108,16 +127,23 @@ class Inserter {
   Inserter(const Program& program, const OperandRounding& rounding, WeightCopies& copies)
       : program_(program), rounding_(rounding), copies_(copies) {}
 
-  /// `operands_of(node)` are those to be rounded.
-  template <typename OperandsOf>
-  Program run(const OperandsOf& operands_of) {
+  /// `operands_of(node)` are those to be rounded, `read_before(node)` those that are rounded by
+  /// rows before that.
+  template <typename OperandsOf, typename ReadBeforeOf>
+  Program run(const OperandsOf& operands_of, const ReadBeforeOf& read_before) {
     const std::vector<Node> before = program_.nodes();
     for (Node node : before) {
       if (dynamic_cast<const Permute*>(node.op.get()) != nullptr)
         permuted_[node.outputs[Permute::kRows]] = node.inputs;
       const std::vector<Operand> operands = operands_of(node);
-      if (rounding_.fp8_products && multiply_fp8(node, operands)) continue;
+      const std::vector<ReadBefore> again = read_before(node);
+      if (rounding_.fp8_products && multiply_fp8(node, operands, again)) continue;
+      for (const ReadBefore& input : again) reread(node, input.input, input.rows);
       for (const Operand& operand : operands) {
+        if (rounding_.keeps_rounded && is_tokens(node, operand)) {
+          reread(node, operand.input, operand.spec.cast);
+          continue;
+        }
         ValueId& input = node.inputs[operand.input];
         input = rounded(input, operand);
       }
@@ -127,11 +153,26 @@ class Inserter {
   }
 
  private:
+  /// Whether the operand is what a product with a weight reads of tokens, or their gradients.
+  static bool is_tokens(const Node& node, const Operand& operand) {
+    const auto product = find_product(*node.op);
+    return product && product->rows == operand.input;
+  }
+
+  /// What the cast by rows makes of an input takes its place.
+  void reread(Node& node, int input, const CastSpec& rows) {
+    ValueId& value = node.inputs[input];
+    const DType dtype = program_.type(value).dtype;
+    value =
+        once(make_dequantize(dtype), {quantized_rows(node, value, quantize_spec(rows))}, ".values");
+  }
+
   /// Whether the node became a product of FP8 numbers.
-  bool multiply_fp8(const Node& node, const std::vector<Operand>& operands) {
+  bool multiply_fp8(const Node& node, const std::vector<Operand>& operands,
+                    const std::vector<ReadBefore>& again) {
     if (operands.empty()) return false;
     if (const auto gradient = find_gradient(program_, node))
-      return multiply_tokens(node, operands, *gradient);
+      return multiply_tokens(node, operands, again, *gradient);
     const auto product = find_product(*node.op);
     if (!product) return false;
     const Operand& rows = operands[0];
@@ -158,20 +199,23 @@ class Inserter {
 
   /// The same of the gradient of a weight.
   bool multiply_tokens(const Node& node, const std::vector<Operand>& operands,
-                       const WeightGradient& gradient) {
+                       const std::vector<ReadBefore>& again, const WeightGradient& gradient) {
     const ValueId narrow = node.inputs[gradient.narrow];
     const ValueId wide = node.inputs[gradient.wide];
     const auto fp8 =
         find_fp8_wgrad({program_.type(narrow), rounding_of(operands, gradient.narrow)},
                        {program_.type(wide), rounding_of(operands, gradient.wide)}, gradient.sizes);
     if (!fp8) return false;
-    const auto quantize = [&](ValueId value) {
+    const auto quantize = [&](int input) {
+      ValueId value = node.inputs[input];
+      const auto found = std::ranges::find(again, input, &ReadBefore::input);
+      if (found != again.end()) value = quantized_rows(node, value, quantize_spec(found->rows));
       std::vector<ValueId> inputs = {value};
       if (gradient.offsets.is_set()) inputs.push_back(gradient.offsets);
       return all_once(make_quantize_tokens(fp8->scales), inputs, ".fp8_tokens");
     };
-    const std::vector<ValueId> left = quantize(narrow);
-    const std::vector<ValueId> right = quantize(wide);
+    const std::vector<ValueId> left = quantize(gradient.narrow);
+    const std::vector<ValueId> right = quantize(gradient.wide);
     std::vector<ValueId> inputs = {left[QuantizeTokens::kY], right[QuantizeTokens::kY],
                                    left[QuantizeTokens::kScales], right[QuantizeTokens::kScales]};
     if (gradient.offsets.is_set()) inputs.push_back(gradient.offsets);
@@ -194,14 +238,15 @@ class Inserter {
     const std::vector<ValueId>& from = permuted->second;
     return once(make_permute(),
                 {quantized(from[Permute::kX], spec), from[Permute::kSource], from[Permute::kRowOf]},
-                "");
+                "", rounding_.keeps_rounded ? program_.value(rows).name : "");
   }
 
   ValueId quantized(ValueId value, const QuantizeSpec& spec) {
     const OperatorPtr op = make_quantize(spec);
     if (rounding_.keeps_copies && program_.value(value).kind == ValueKind::kWeight)
       return copy_of(value, op);
-    return once(op, {value}, ".fp8");
+    // What may be kept in its place has the name by which it is recomputed or offloaded.
+    return once(op, {value}, rounding_.keeps_rounded ? "" : ".fp8");
   }
 
   /// An input of the program, which is listed.
@@ -222,18 +267,21 @@ class Inserter {
     return once(make_round_values(operand.spec), inputs, ".rounded");
   }
 
-  /// What the operator makes of these values, the first of which gives the name; made once.
-  ValueId once(const OperatorPtr& op, const std::vector<ValueId>& inputs, std::string_view suffix) {
-    return all_once(op, inputs, suffix).front();
+  /// What the operator makes of these values, made once. It is named after the first and a suffix,
+  /// unless it has a name of its own.
+  ValueId once(const OperatorPtr& op, const std::vector<ValueId>& inputs, std::string_view suffix,
+               const std::string& name = "") {
+    return all_once(op, inputs, suffix, name).front();
   }
 
   std::vector<ValueId> all_once(const OperatorPtr& op, const std::vector<ValueId>& inputs,
-                                std::string_view suffix) {
+                                std::string_view suffix, const std::string& name = "") {
     const auto key = std::tuple(inputs, std::string(op->name()), op->attributes());
     const auto [place, is_new] = made_.try_emplace(key);
-    if (is_new)
-      place->second =
-          add_all(op, inputs, fmt::format("{}{}", program_.value(inputs[0]).name, suffix));
+    if (is_new) {
+      const std::string after_first = fmt::format("{}{}", program_.value(inputs[0]).name, suffix);
+      place->second = add_all(op, inputs, name.empty() ? after_first : name);
+    }
     return place->second;
   }
 
@@ -315,6 +363,22 @@ class GradientOperands {
     for (const Link& link : backward.accumulators) forward_of_[link.backward] = link.forward;
   }
 
+  /// What a gradient of a weight reads of what other products read too.
+  std::vector<ReadBefore> read_before(const Node& node) const {
+    if (!rounding_.keeps_rounded) return {};
+    const CastSpec& tokens = rounding_.recipe->activation;
+    const CastSpec& gradient = rounding_.recipe->gradient;
+    if (dynamic_cast<const LinearWgrad*>(node.op.get()) != nullptr) {
+      if (!rounds(node.outputs[LinearWgrad::kGradWeight])) return {};
+      return {{LinearWgrad::kX, tokens}, {LinearWgrad::kGrad, gradient}};
+    }
+    const auto* grouped = dynamic_cast<const GroupedMatmulWgrad*>(node.op.get());
+    if (grouped == nullptr || !rounds(node.outputs[GroupedMatmulWgrad::kGradWeight])) return {};
+    const bool out = is_out(node);
+    return {{GroupedMatmulWgrad::kNarrow, out ? gradient : tokens},
+            {GroupedMatmulWgrad::kWide, out ? tokens : gradient}};
+  }
+
   std::vector<Operand> operator()(const Node& node) const {
     const Recipe& recipe = *rounding_.recipe;
     if (dynamic_cast<const LinearDgrad*>(node.op.get()) != nullptr) {
@@ -346,12 +410,17 @@ class GradientOperands {
     equal(op.sizes());
     const Recipe& recipe = *rounding_.recipe;
     const ValueId offsets = node.inputs[GroupedMatmulWgrad::kOffsets];
-    const ValueId weight = forward_of_.at(node.outputs[GroupedMatmulWgrad::kGradWeight]);
-    const bool out = weights_.side_of(weight) == GroupedSide::kOut;
+    const bool out = is_out(node);
     const CastSpec& narrow = out ? recipe.token_gradient : recipe.token_activation;
     const CastSpec& wide = out ? recipe.token_activation : recipe.token_gradient;
     return {of_experts(GroupedMatmulWgrad::kNarrow, narrow, 0, offsets),
             of_experts(GroupedMatmulWgrad::kWide, wide, 0, offsets)};
+  }
+
+  /// Of FC1, or a product of its kind.
+  bool is_out(const Node& node) const {
+    const ValueId weight = forward_of_.at(node.outputs[GroupedMatmulWgrad::kGradWeight]);
+    return weights_.side_of(weight) == GroupedSide::kOut;
   }
 
   /// `id`: a weight of the backward program, or its accumulator.
@@ -375,6 +444,10 @@ bool OperandRounding::rounds(std::string_view weight) const {
     return name == "all" ||
            (begins && (weight.size() == name.size() || weight[name.size()] == '.'));
   });
+}
+
+bool has_row_scales(const Recipe& recipe) {
+  return is_by_rows(recipe.activation) && is_by_rows(recipe.gradient);
 }
 
 std::vector<std::string> product_weights(const Program& forward) {
@@ -406,7 +479,8 @@ Program make_copies_program(const Program& forward, const WeightCopies& copies) 
 
 Program round_operands(const Program& forward, const OperandRounding& rounding,
                        WeightCopies& copies) {
-  return Inserter(forward, rounding, copies).run(ForwardOperands(forward, rounding));
+  const auto none = [](const Node& /*node*/) { return std::vector<ReadBefore>(); };
+  return Inserter(forward, rounding, copies).run(ForwardOperands(forward, rounding), none);
 }
 
 Program round_operands(const Program& forward, const OperandRounding& rounding) {
@@ -418,7 +492,8 @@ Program round_operands(const Program& forward, const OperandRounding& rounding) 
 Backward round_operands(const Program& forward, Backward backward, const OperandRounding& rounding,
                         WeightCopies& copies) {
   const GradientOperands operands(forward, backward, rounding);
-  backward.program = Inserter(backward.program, rounding, copies).run(operands);
+  const auto read_before = [&](const Node& node) { return operands.read_before(node); };
+  backward.program = Inserter(backward.program, rounding, copies).run(operands, read_before);
   return backward;
 }
 

@@ -22,9 +22,17 @@ struct OperandRounding {
   /// What such products read of weights is an input of the program, made when the weights change
   /// instead of in every run.
   bool keeps_copies = false;
+  /// The gradients of weights read tokens, and gradients, as the other products that read them do:
+  /// rounded by their rows (and then along tokens, unless they are plain). So these may be kept,
+  /// and exchanged, in FP8. REQUIRES a recipe that has_row_scales.
+  bool keeps_rounded = false;
 
   bool rounds(std::string_view weight) const;
 };
+
+/// Whether tokens and gradients are rounded by scales of single rows, or of parts of them, so that
+/// what Quantize makes is as good as they are, whoever else reads them.
+bool has_row_scales(const Recipe& recipe);
 
 /// An input of a program that is to hold what a Quantize makes of a weight.
 struct WeightCopy {
@@ -47,7 +55,8 @@ std::vector<std::string> product_weights(const Program& forward);
 /// Quantize, and the product a ScaledGroupedMatmul, where there is one (find_fp8_product); what
 /// else the product adds is then added to its rounded result. Values keep their ids. REQUIRES
 /// experts of one size; rows that a product gathers are rounded before, so each must be rounded by
-/// itself (is_of_rows). With `keeps_copies`, which are added to `copies`.
+/// itself (is_of_rows). With `keeps_copies`, which are added to `copies`. With `keeps_rounded`
+/// tokens are rounded by a Quantize everywhere, and a Dequantize is in front of who wants values.
 Program round_operands(const Program& forward, const OperandRounding& rounding,
                        WeightCopies& copies);
 Program round_operands(const Program& forward, const OperandRounding& rounding);

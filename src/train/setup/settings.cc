@@ -52,7 +52,8 @@ ProductPrecision Settings::products() const {
   return {.recipe = &find_recipe(precision.recipe),
           .plain = parse_plain(precision.plain),
           .plain_weight_gradients = !precision.weight_gradients,
-          .fp8_products = !precision.emulate};
+          .fp8_products = !precision.emulate,
+          .keeps_rounded = precision.saved == SavedPrecision::kFp8};
 }
 
 std::optional<int64_t> TrainSettings::parse_memory_limit() const {
@@ -81,6 +82,7 @@ std::optional<std::string_view> changed_key(const PrecisionSettings& precision) 
   if (!precision.plain.empty()) return "precision.plain";
   if (precision.weight_gradients != plain.weight_gradients) return "precision.weight_gradients";
   if (precision.weight_copies != plain.weight_copies) return "precision.weight_copies";
+  if (precision.saved != plain.saved) return "precision.saved";
   if (precision.emulate != plain.emulate) return "precision.emulate";
   return std::nullopt;
 }
@@ -93,7 +95,11 @@ void validate_precision(const Settings& settings) {
             changed_key(settings.precision).value_or(""));
     return;
   }
-  settings.products();
+  const ProductPrecision products = settings.products();
+  require(!products.keeps_rounded || has_row_scales(*products.recipe),
+          "precision.saved = \"fp8\" keeps tokens with scales of their own, which precision.recipe "
+          "\"{}\" does not give; take rowwise, blockwise or mxfp8",
+          settings.precision.recipe);
   const MoeConfig& moe = settings.model.moe;
   constexpr std::string_view kFp8 = "train.precision = \"fp8\"";
   if (moe.num_experts == 0) return;

@@ -148,6 +148,9 @@ enum class OptimizerKind : uint8_t {
   kMuon,  ///< of the matrices of hidden layers (WeightPlacement::matrix_rows), and AdamW the rest
 };
 
+/// What of products' operands is kept for the backward pass (precision.saved).
+enum class SavedPrecision : uint8_t { kBf16, kFp8 };
+
 /// What fp8 means (train.precision).
 struct PrecisionSettings {
   std::string recipe = "blockwise";  ///< of recipes()
@@ -155,7 +158,8 @@ struct PrecisionSettings {
   /// Whether the products that give weights' gradients read rounded numbers too.
   bool weight_gradients = true;
   bool weight_copies = true;  ///< what weights are quantized to is made once a step
-  bool emulate = false;       ///< multiply rounded numbers in BF16 even where tensor cores have FP8
+  SavedPrecision saved = SavedPrecision::kBf16;
+  bool emulate = false;  ///< multiply rounded numbers in BF16 even where tensor cores have FP8
 };
 
 /// Everything that a training run is told.

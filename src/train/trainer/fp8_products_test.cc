@@ -45,6 +45,8 @@ const testing::NamedLayout kOne{"one"};
 std::vector<testing::NamedLayout> layouts() {
   return {{"tp2", 2, {.layout = {.tp = 2}}},
           {"ep2", 2, {.layout = {.ep = 2}}},
+          // Of the rows for which there are addresses few come.
+          {"ep4", 4, {.layout = {.ep = 4}, .dispatcher = DispatcherRequest::kAllToAll}},
           {"etp2", 2, {.layout = {.tp = 2, .etp = 2}}},
           {"pp2", 2, {.layout = {.pp = 2}}},
           {"full2", 2, {}, {.scope = ShardScope::kFull}}};
@@ -52,20 +54,25 @@ std::vector<testing::NamedLayout> layouts() {
 
 /// The operands are the same numbers, so results differ by sums and roundings alone.
 TEST_F(Fp8Products, LearnAsTheEmulation) {
-  for (const char* recipe : {"rowwise", "blockwise"}) {
+  for (const auto& [recipe, saved] :
+       {std::pair("rowwise", SavedPrecision::kBf16), std::pair("blockwise", SavedPrecision::kBf16),
+        std::pair("rowwise", SavedPrecision::kFp8)}) {
     SCOPED_TRACE(recipe);
     Settings emulated = settings("emulated", recipe);
     emulated.precision.emulate = true;
+    emulated.precision.saved = saved;
     const auto expected = testing::run_steps(emulated, kOne, 3, false, testing::choose_shadow);
-    const auto one =
-        testing::run_steps(settings("one", recipe), kOne, 3, false, testing::choose_shadow);
+    Settings of_one = settings("one", recipe);
+    of_one.precision.saved = saved;
+    const auto one = testing::run_steps(of_one, kOne, 3, false, testing::choose_shadow);
     EXPECT_NE(one.weights, expected.weights);
     for (size_t i = 0; i < one.losses.size(); ++i)
       EXPECT_NEAR(one.losses[i], expected.losses[i], 0.01 * expected.losses[i]);
     for (const testing::NamedLayout& layout : testing::share_of_cases(layouts(), 1)) {
       SCOPED_TRACE(layout.name);
-      const auto found = testing::run_steps(settings(layout.name, recipe), layout, 3, false,
-                                            testing::choose_shadow);
+      Settings laid_out = settings(layout.name, recipe);
+      laid_out.precision.saved = saved;
+      const auto found = testing::run_steps(laid_out, layout, 3, false, testing::choose_shadow);
       for (size_t i = 0; i < one.losses.size(); ++i)
         EXPECT_NEAR(found.losses[i], expected.losses[i], 0.01 * expected.losses[i]);
       if (layout.name == "pp2") testing::expect_same_end(found, one);
@@ -95,13 +102,16 @@ class PlannedFp8 : public ::testing::TestWithParam<testing::OptionFamily> {};
 TEST_P(PlannedFp8, ProgramsAreTakenAndProven) {
   if (!built_with_cuda()) GTEST_SKIP() << "built without CUDA";
   for (const char* recipe : {"rowwise", "blockwise"}) {
-    for (const bool gradients : {true, false}) {
+    for (const auto& [gradients, saved] :
+         {std::pair(true, SavedPrecision::kBf16), std::pair(false, SavedPrecision::kBf16),
+          std::pair(true, SavedPrecision::kFp8), std::pair(false, SavedPrecision::kFp8)}) {
       Settings settings = testing::settings_of(GetParam());
       settings.run.device = DeviceChoice::kCuda;
       settings.train.precision = Precision::kFp8;
       settings.train.global_batch = 2 * settings.train.micro_batch;
       settings.precision.recipe = recipe;
       settings.precision.weight_gradients = gradients;
+      settings.precision.saved = saved;
       settings.data.tokens = "tokens";
       settings.train.steps = settings.schedule.num_steps = 2;
       try {

@@ -55,8 +55,12 @@ TEST_F(RoundedProductsCuda, Fp8LearnsAsItsEmulation) {
   settings.schedule.peak_lr = 1e-3;
   settings.train.precision = Precision::kFp8;
   for (const char* recipe : {"rowwise", "blockwise"}) {
-    for (const bool rounds_gradients : {true, false}) {
-      SCOPED_TRACE(fmt::format("{} {}", recipe, rounds_gradients));
+    for (const auto& [rounds_gradients, saved] :
+         {std::pair(true, SavedPrecision::kBf16), std::pair(false, SavedPrecision::kBf16),
+          std::pair(true, SavedPrecision::kFp8), std::pair(false, SavedPrecision::kFp8)}) {
+      SCOPED_TRACE(fmt::format("{} {} {}", recipe, rounds_gradients,
+                               saved == SavedPrecision::kFp8 ? "fp8" : "bf16"));
+      settings.precision.saved = saved;
       settings.precision.recipe = recipe;
       settings.precision.weight_gradients = rounds_gradients;
       settings.precision.emulate = false;
@@ -93,9 +97,12 @@ TEST_P(RoundedFamiliesCuda, AreNearTheHosts) {
   settings.train.precision = Precision::kFp8;
   settings.train.global_batch = 2 * settings.train.micro_batch;
   // Emulated, and multiplied in FP8.
-  for (const char* recipe : {"mxfp8", "rowwise"}) {
+  for (const auto& [recipe, saved] :
+       {std::pair("mxfp8", SavedPrecision::kBf16), std::pair("rowwise", SavedPrecision::kBf16),
+        std::pair("rowwise", SavedPrecision::kFp8)}) {
     SCOPED_TRACE(recipe);
     settings.precision.recipe = recipe;
+    settings.precision.saved = saved;
     try {
       validate(settings);
     } catch (const UserError& error) {

@@ -70,13 +70,42 @@ TEST_F(RoundedProducts, EveryRecipeLearns) {
   }
 }
 
+/// Gradients of weights then read what was rounded for others, in less memory. Rounded again, with
+/// scales that are powers of two too, it differs only where it was too small for its row.
+TEST_F(RoundedProducts, WhatIsSavedInFp8IsSmaller) {
+  for (const std::string recipe : {"rowwise", "blockwise", "mxfp8"}) {
+    for (const bool rounds_gradients : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {}", recipe, rounds_gradients));
+      Settings settings = fp8(recipe);
+      settings.precision.weight_gradients = rounds_gradients;
+      const auto bf16 = run(settings);
+      const std::vector<double> expected = take_losses();
+      settings.precision.saved = SavedPrecision::kFp8;
+      const auto kept = run(settings);
+      const std::vector<double> found = take_losses();
+      EXPECT_TRUE(rounds_gradients || found != expected);
+      const double tolerance = rounds_gradients ? 2e-3 : 2e-2;
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_NEAR(found[i], expected[i], tolerance * expected[i]) << "step " << i;
+      EXPECT_LT(kept->prediction().activations.saved,
+                static_cast<int64_t>(0.9 * bf16->prediction().activations.saved));
+    }
+  }
+}
+
 /// What is computed again is rounded again.
 TEST_F(RoundedProducts, RecomputationKeepsTheBits) {
   for (const std::string recipe : {"blockwise", "nvfp4"}) {
-    Settings settings = fp8(recipe);
-    const auto kept = run(settings);
-    settings.train.recompute = {"all"};
-    expect_same_state(*kept, *run(settings));
+    for (const auto saved : {SavedPrecision::kBf16, SavedPrecision::kFp8}) {
+      if (recipe == "nvfp4" && saved == SavedPrecision::kFp8) continue;
+      Settings settings = fp8(recipe);
+      settings.precision.saved = saved;
+      const auto kept = run(settings);
+      settings.train.recompute = {"all"};
+      expect_same_state(*kept, *run(settings));
+      settings.train.recompute = {"expert_in", "expert_act"};
+      expect_same_state(*kept, *run(settings));
+    }
   }
 }
 
@@ -84,10 +113,11 @@ TEST_F(RoundedProducts, RecomputationKeepsTheBits) {
 /// weight gradients, sharded state. Blocks of neighbouring tokens are others where tokens are
 /// spread, blocks of features where weights are cut off the blocks' borders.
 TEST_F(RoundedProducts, LayoutsAgree) {
-  for (const std::string recipe : {"blockwise", "tensorwise"}) {
+  for (const std::string recipe : {"blockwise", "tensorwise", "rowwise"}) {
     Settings settings = testing::settings_for_layouts(folder_.file(""));
     settings.train.precision = Precision::kFp8;
     settings.precision.recipe = recipe;
+    if (recipe == "rowwise") settings.precision.saved = SavedPrecision::kFp8;
     settings.run.resume = ResumeMode::kNever;
     const auto run_on = [&](const NamedLayout& layout) {
       settings.run.folder = folder_.file(recipe + layout.name);
@@ -139,17 +169,20 @@ TEST_P(RoundedProductFamilies, AreNearBf16) {
   const std::vector<double> expected = take_losses();
   settings.train.precision = Precision::kFp8;
   settings.precision.recipe = "mxfp8";
-  try {
-    validate(settings);
-  } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("train.precision = \"fp8\""));
-    return;
+  for (const auto saved : {SavedPrecision::kBf16, SavedPrecision::kFp8}) {
+    settings.precision.saved = saved;
+    try {
+      validate(settings);
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("train.precision = \"fp8\""));
+      return;
+    }
+    run(settings);
+    const std::vector<double> found = take_losses();
+    EXPECT_NE(found, expected);
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_NEAR(found[i], expected[i], 0.03 * expected[i]) << "step " << i;
   }
-  run(settings);
-  const std::vector<double> found = take_losses();
-  EXPECT_NE(found, expected);
-  for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_NEAR(found[i], expected[i], 0.03 * expected[i]) << "step " << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RoundedProductFamilies,
@@ -184,6 +217,12 @@ TEST_F(RoundedProducts, RefuseWhatCannotBe) {
   expect_refusal(
       settings, [](Settings& s) { s.model.moe.fuse_gather = GatherFusion::kAlways; },
       "leave moe.fuse_gather out");
+  for (const char* recipe : {"tensorwise", "nvfp4"}) {
+    Settings other = fp8(recipe);
+    expect_refusal(
+        other, [](Settings& s) { s.precision.saved = SavedPrecision::kFp8; },
+        fmt::format("which precision.recipe \"{}\" does not give", recipe));
+  }
   expect_refusal(
       settings, [](Settings& s) { s.precision.plain = {"all@2-1"}; }, "end before they begin");
   expect_refusal(

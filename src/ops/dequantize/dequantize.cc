@@ -1,0 +1,34 @@
+#include "ops/dequantize/dequantize.h"
+
+#include "ops/scaled_rows.h"
+
+namespace tessera {
+
+Dequantize::Dequantize(DType dtype) : dtype_(dtype) {
+  ensure(dtype == DType::kF32 || dtype == DType::kBF16, "dequantize: gives f32 or bf16, not {}",
+         dtype_name(dtype));
+}
+
+std::string Dequantize::attributes() const {
+  return std::string(dtype_name(dtype_));
+}
+
+std::vector<ValueType> Dequantize::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
+  const ValueType& x = inputs[kX];
+  check_shape(*this, has_scaled_rows(x.format()) && x.shape.rank() == 2 && x.ragged_dim <= 0,
+              "takes fp8 [R, C] with scales of its rows, got {}", x.to_string());
+  ValueType y = with_dtype(x, dtype_);
+  y.scale = {};
+  return {y};
+}
+
+int64_t columns_of_scale(const ScaleLayout& scale, int64_t num_columns) {
+  return scale.kind == ScaleLayout::Kind::kBlock ? scale.columns : num_columns;
+}
+
+OperatorPtr make_dequantize(DType dtype) {
+  return std::make_shared<Dequantize>(dtype);
+}
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "core/tensor.h"
+#include "ops/value_type.h"
+
+/// Rows of FP8 whose scales are of one row each, or of parts of one: whoever moves rows takes these
+/// along.
+namespace tessera {
+
+bool has_scaled_rows(const Format& format);
+
+/// What a kernel that moves rows takes (KernelOptions::takes): those, and elements without scales.
+bool takes_scaled_rows(const Format& format);
+
+/// The elements alone, and the scales: tensors of as many rows, without scales of their own.
+Tensor elements_of(const Tensor& rows);
+Tensor row_scales_of(const Tensor& rows);
+
+}  // namespace tessera
