@@ -46,7 +46,7 @@ STATE = {
     "gradients": (12, GRADIENTS),
     "gradients+moments+remainder": (6, [*GRADIENTS, *NARROW, "--optim.master=remainder"]),
 }
-RECIPES = ["rowwise", "blockwise", "tensorwise", "mxfp8", "nvfp4"]
+RECIPES = ["rowwise", "blockwise", "tensorwise", "tensorwise_delayed", "mxfp8", "nvfp4"]
 BF16_GRADIENTS = {f"{recipe}+bf16 gradients": ["--precision.weight_gradients=false", f"--precision.recipe={recipe}"]
                   for recipe in ("rowwise", "blockwise")}
 FAMILIES = {

@@ -37,6 +37,7 @@ PRECISIONS = {
     "blockwise-emulated": [*FP8, "--precision.recipe=blockwise", "--precision.emulate=true"],
     "mxfp8": [*FP8, "--precision.recipe=mxfp8"],
     "tensorwise": [*FP8, "--precision.recipe=tensorwise"],
+    "tensorwise_delayed": [*FP8, "--precision.recipe=tensorwise_delayed"],
     "nvfp4": [*FP8, "--precision.recipe=nvfp4"],
 }
 

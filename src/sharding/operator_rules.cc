@@ -6,6 +6,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/linear/linear.h"
 #include "ops/quantize/quantize.h"
+#include "ops/round_values/round_values.h"
 #include "ops/router/router.h"
 #include "sharding/rule_table.h"
 
@@ -51,6 +52,18 @@ ShardStatesOf quantize(const AxisCall& call) {
   const bool is_turned = dynamic_cast<const Quantize&>(call.op).is_turned();
   if (is_turned && state.is(Kind::kSharded)) state = ShardState::sharded(1 - state.dim);
   return {{state}};
+}
+
+/// Delayed scales are the same everywhere; what a rank tallies is put together behind the step.
+ShardStatesOf round_values(const AxisCall& call) {
+  const auto& op = dynamic_cast<const RoundValues&>(call.op);
+  if (!op.spec().cast.delayed) return follow(call, "x:r^c o:n^ -> y:r^c=x");
+  if (!call.inputs.back().is(Kind::kReplicated))
+    fault("delayed scales are not the same everywhere");
+  ShardStatesOf states =
+      follow(call, "x:r^c o:n^ -> y:r^c=x", call.inputs.first(call.inputs.size() - 1));
+  if (states && op.spec().tallies) states->push_back(ShardState::replicated());
+  return states;
 }
 
 /// A table of some rows of the vocabulary gives zeros for the tokens of the others.
@@ -155,7 +168,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"linear_dgrad", "g:to w:oh a:th -> dx:th=gw+a"},
       {"linear_wgrad", "x:th g:to -> dw:oh=xg"},
       {"linear_bias_grad", "g:to -> db:o=g"},
-      {"round_values", "x:r^c o:n^ -> y:r^c=x"},
+      {"round_values", round_values},
       {"quantize", quantize},
       {"dequantize", "x:r^c -> y:r^c=x"},
       // Scales go along tokens, as these do: each rank's are of its own.

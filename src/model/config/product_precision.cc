@@ -28,7 +28,8 @@ std::optional<OperandRounding> ProductPrecision::rounding(std::vector<std::strin
                          .plain_weight_gradients = plain_weight_gradients,
                          .fp8_products = fp8_products,
                          .keeps_copies = keeps_copies,
-                         .keeps_rounded = keeps_rounded};
+                         .keeps_rounded = keeps_rounded,
+                         .overflows = recipe->is_delayed() && delayed.overflows};
 }
 
 std::vector<LayerEntry> parse_plain(const std::vector<std::string>& texts) {

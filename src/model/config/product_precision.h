@@ -10,6 +10,18 @@
 
 namespace tessera {
 
+/// Which of the largest values of earlier steps a delayed scale is made of.
+enum class AmaxChoice : uint8_t { kMax, kMostRecent };
+
+/// Delayed scales, as Transformer Engine's DelayedScaling has them, but that they are powers of
+/// two.
+struct DelayedScaling {
+  int64_t history = 1024;  ///< steps that are looked back at
+  AmaxChoice choice = AmaxChoice::kMax;
+  int64_t margin = 0;      ///< powers of two that values may grow by before they saturate
+  bool overflows = false;  ///< what saturates makes the step NaN
+};
+
 /// What the products of layers' weights read.
 struct ProductPrecision {
   /// How operands are rounded; null: they are not.
@@ -21,7 +33,10 @@ struct ProductPrecision {
   bool fp8_products = true;
   bool keeps_copies = false;
   bool keeps_rounded = false;
+  DelayedScaling delayed = {};
 
+  /// Whether the recipe keeps a history of the largest values.
+  bool is_delayed() const { return recipe != nullptr && recipe->is_delayed(); }
   /// For layers of which `names` (see names_of_layer) are left as they are.
   std::optional<OperandRounding> rounding(std::vector<std::string> names) const;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/proof/bound_sharding.h"
+#include "program/compile/delayed_roundings.h"
 
 namespace tessera {
 namespace {
@@ -84,10 +85,13 @@ class Prover {
     keep(program, "weights in FP8", std::move(found));
   }
 
-  /// Of inputs that are copies.
+  /// Of inputs that are copies, and what delayed scales are bound to.
   void bind_copies(const Program& program, std::map<ValueId, Sharding>& bound) const {
     for (ValueId id = 0; id < program.num_values(); ++id) {
-      const auto copy = copies_.find(program.value(id).name);
+      const std::string& name = program.value(id).name;
+      if (name == kScalesName || name == kGradScalesName || name == kTallyName)
+        bound[id] = axes_.whole();
+      const auto copy = copies_.find(name);
       if (copy != copies_.end()) bound[id] = copy->second;
     }
   }

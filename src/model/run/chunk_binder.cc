@@ -14,13 +14,14 @@ int64_t count_moe_layers(const ModelConfig& config, const PipelineChunk& chunk) 
 class ChunkBinder {
  public:
   ChunkBinder(const StagePrograms& programs, const PipelineChunk& chunk, const ChunkMemory& memory,
-              const ParameterSet& parameters, const LayerCopies& copies, ElasticSlabs& slabs)
+              const ChunkState& state)
       : programs_(programs),
         chunk_(chunk),
         memory_(memory),
-        parameters_(parameters),
-        copies_(copies),
-        slabs_(slabs) {}
+        parameters_(state.parameters),
+        copies_(state.weight_copies),
+        roundings_(state.roundings),
+        slabs_(state.slabs) {}
 
   BoundChunk bind(std::vector<ExpertState>& experts);
 
@@ -53,6 +54,7 @@ class ChunkBinder {
   const ChunkMemory& memory_;
   const ParameterSet& parameters_;
   const LayerCopies& copies_;
+  const RoundingTables& roundings_;
   ElasticSlabs& slabs_;
   BoundChunk bound_;
 };
@@ -127,8 +129,10 @@ void ChunkBinder::bind_layer(int64_t idx) {
   const int64_t number = chunk_.first_layer + idx;
   layer.kind = &programs_.kind_of(number);
   const auto& [layout, derived] = *layer.kind;
+  CopyTensors named = copies_.of_layer(number);
+  named.merge(roundings_.of_layer(number));
   const LayerBinder binder =
-      this->binder(layer_parameter_name(programs_.config, number, ""), &copies_.of_layer(number));
+      this->binder(layer_parameter_name(programs_.config, number, ""), &named);
   if (derived.weight_copies) layer.copies = binder.bind_copies(derived);
   layer.forward = binder.bind_forward(derived.forward, layout, layer_ports(idx, layer),
                                       memory_.saved_at(memory_.saved_offsets.layers, idx),
@@ -213,10 +217,8 @@ Tensor ChunkMemory::stream(int64_t idx) const {
 }
 
 BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
-                      const ChunkMemory& memory, const ParameterSet& parameters,
-                      const LayerCopies& copies, std::vector<ExpertState>& experts,
-                      ElasticSlabs& slabs) {
-  return ChunkBinder(programs, chunk, memory, parameters, copies, slabs).bind(experts);
+                      const ChunkMemory& memory, const ChunkState& state) {
+  return ChunkBinder(programs, chunk, memory, state).bind(state.experts);
 }
 
 }  // namespace tessera

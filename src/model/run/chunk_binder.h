@@ -6,6 +6,7 @@
 #include "model/run/layer_copies.h"
 #include "model/run/model_balance.h"
 #include "model/run/pass_statistics.h"
+#include "model/run/rounding_tables.h"
 #include "model/run/saved_placement.h"
 #include "runtime/elastic_slabs.h"
 
@@ -42,12 +43,22 @@ struct ChunkMemory {
   Tensor grad_out(int64_t depth) const { return stream(streams.grad_from_outside(depth)); }
 };
 
-/// Joins the programs of a chunk with that memory, with the parameters and copies, the experts'
-/// state and the slabs that all runs of a rank share, since it runs one pass at a time; all of
-/// which must outlive the result.
+/// What the runs of a rank's chunks share.
+struct ChunkState {
+  ParameterSet& parameters;
+  LayerCopies& weight_copies;
+  RoundingTables& roundings;
+  std::vector<ExpertState>& experts;
+  ElasticSlabs& slabs;
+  const HostCopies& copies;
+  /// Gives the parameters their addresses for each run of a program; without one they are those of
+  /// `parameters` for good.
+  WeightStore* store = nullptr;
+};
+
+/// Joins the programs of a chunk with that memory and with what all runs of a rank share, since it
+/// runs one pass at a time; all of which must outlive the result.
 BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
-                      const ChunkMemory& memory, const ParameterSet& parameters,
-                      const LayerCopies& copies, std::vector<ExpertState>& experts,
-                      ElasticSlabs& slabs);
+                      const ChunkMemory& memory, const ChunkState& state);
 
 }  // namespace tessera

@@ -27,12 +27,12 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       tokens_(tokens),
       parameters_(state.parameters),
       weight_copies_(state.weight_copies),
+      roundings_(state.roundings),
       store_(state.store),
       copies_(state.copies),
       slabs_(state.slabs),
       memory_(programs, chunk, state.slabs, offsets),
-      bound_(bind_chunk(programs, chunk, memory_, state.parameters, state.weight_copies,
-                        state.experts, state.slabs)),
+      bound_(bind_chunk(programs, chunk, memory_, state)),
       stored_(bound_.layers.size()) {}
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
@@ -193,6 +193,7 @@ ChunkRun::Messages ChunkRun::backward_messages() const {
 
 void ChunkRun::finish() {
   memory_.statistics.publish();
+  roundings_.publish();
   model_balances_.push_back(model_balance_);
 }
 

@@ -24,18 +24,6 @@ struct MicroBatchResult {
   MicroBatchResult& operator+=(const MicroBatchResult& other);
 };
 
-/// What the runs of a rank's chunks share.
-struct ChunkState {
-  ParameterSet& parameters;
-  LayerCopies& weight_copies;
-  std::vector<ExpertState>& experts;
-  ElasticSlabs& slabs;
-  const HostCopies& copies;
-  /// Gives the parameters their addresses for each run of a program; without one they are those of
-  /// `parameters` for good.
-  WeightStore* store = nullptr;
-};
-
 /// One chunk of the model with the activations of one micro-batch: streams between layers, saved
 /// values, inputs, and the programs bound to them. A pass forward, then one backward (and one for
 /// the weights where they are split). Not thread-safe. All references must outlive it.
@@ -129,6 +117,7 @@ class ChunkRun {
   const TokenShare& tokens_;
   ParameterSet& parameters_;
   LayerCopies& weight_copies_;
+  RoundingTables& roundings_;
   WeightStore* store_;
   const HostCopies& copies_;
   ElasticSlabs& slabs_;

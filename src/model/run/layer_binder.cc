@@ -13,13 +13,14 @@ void bind_gradients(const std::vector<Link>& links, const PortMap& ports,
     slot(bindings, link.backward) = gradients.at(ports.port_of(link.forward));
 }
 
-/// The inputs and outputs of these names.
+/// The inputs, outputs and accumulators of these names.
 void bind_copy_tensors(const Program& program, const CopyTensors& copies, Bindings& bindings) {
   for (ValueId id = 0; id < program.num_values(); ++id) {
     const Value& value = program.value(id);
     const auto found = copies.find(value.name);
     if (found == copies.end()) continue;
-    if (value.kind == ValueKind::kInput || program.is_output(id))
+    if (value.kind == ValueKind::kInput || value.kind == ValueKind::kAccumulator ||
+        program.is_output(id))
       slot(bindings, id) = found->second;
   }
 }

@@ -29,7 +29,8 @@ struct WorkingMemory {
   std::byte* backward = nullptr;
 };
 
-/// What is made of a layer's weights, by the names of the inputs that it is for.
+/// What is made of a layer's weights, and the scales and tally of its roundings, by the names of
+/// what programs call it.
 using CopyTensors = std::map<std::string, Tensor>;
 
 /// Binds the programs of a layer, or of an end of the model, to the memory of their ports, to the

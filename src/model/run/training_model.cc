@@ -38,6 +38,7 @@ ActivationBytes TrainingModel::activation_bytes() const {
                         .copies = LayerCopies::count_bytes(*programs_),
                         .offloaded = placement_.host_bytes,
                         .worst = std::max<int64_t>(most.total() - slabs.total(), 0)};
+  bytes.inputs = RoundingTables::count_bytes(*programs_);
   const ModelPart& part = programs_->part;
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     const ChunkRun::Bytes one = ChunkRun::count_bytes(*programs_, part.chunks[chunk]);
@@ -90,8 +91,10 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
   ensure(store == nullptr || LayerCopies::count_bytes(*programs_) == 0,
          "copies are made of weights that come and go");
   weight_copies_ = std::make_unique<LayerCopies>(*programs_);
+  roundings_ = std::make_unique<RoundingTables>(*programs_);
   const ChunkState state{.parameters = parameters,
                          .weight_copies = *weight_copies_,
+                         .roundings = *roundings_,
                          .experts = experts,
                          .slabs = *slabs_,
                          .copies = *copies_,
@@ -115,6 +118,7 @@ void TrainingModel::begin_step() {
   }
   slabs_->leave_saved();
   weight_copies_->forget();
+  roundings_->begin_step();
   for (ExpertState& state : *experts_) {
     std::ranges::fill(state.step_counts.get().span<float>(), 0.0F);
     std::ranges::fill(state.earlier_counts.get().span<float>(), 0.0F);

@@ -69,7 +69,10 @@ class TrainingModel {
   void bind(ParameterSet& parameters, std::vector<ExpertState>& experts,
             WeightStore* store = nullptr);
 
-  /// Starts a step: the experts' step counts become zero.
+  /// What roundings by delayed scales read and count. REQUIRES bind().
+  RoundingTables& roundings() { return *roundings_; }
+
+  /// Starts a step: the experts' step counts become zero, and scales those that were set.
   void begin_step();
   /// Forward and backward of one micro-batch through a model that is one chunk. REQUIRES bind().
   MicroBatchResult run(const MicroBatch& batch, const LossScales& scales,
@@ -100,6 +103,7 @@ class TrainingModel {
   std::unique_ptr<ElasticSlabs> slabs_;
   std::unique_ptr<HostCopies> copies_;
   std::unique_ptr<LayerCopies> weight_copies_;
+  std::unique_ptr<RoundingTables> roundings_;
   std::vector<std::vector<std::unique_ptr<ChunkRun>>> runs_;  // by chunk, by place
   std::vector<ExpertState>* experts_ = nullptr;
 };

@@ -26,9 +26,13 @@ struct CastSpec {
   /// The neighbours are rotated by a Hadamard matrix with random signs first: what is rounded keeps
   /// its products with what was rotated alike. Neighbours are then 16 of a single row or column.
   bool rotated = false;
+  /// The one scale of all values is given: it is of earlier values, so that these may be beyond the
+  /// largest number.
+  bool delayed = false;
 
   bool operator==(const CastSpec&) const = default;
   /// "e4m3 1x128", "e2m1 1x16 nested rotated stochastic"; across the sum first, "all" for 0.
+  /// "e4m3 delayed".
   std::string to_string() const;
 };
 

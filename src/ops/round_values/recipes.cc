@@ -14,6 +14,8 @@ namespace {
 
 constexpr CastSpec kTensor{.width = 0};
 constexpr CastSpec kTensorE5m2{.number = NarrowNumber::kE5M2, .width = 0};
+constexpr CastSpec kDelayed{.width = 0, .delayed = true};
+constexpr CastSpec kDelayedE5m2{.number = NarrowNumber::kE5M2, .width = 0, .delayed = true};
 constexpr CastSpec kRow{};
 constexpr CastSpec kTile{.length = 128};
 constexpr CastSpec kBlock{.length = 128, .width = 128};
@@ -35,6 +37,11 @@ constexpr CastSpec kNvTurnedGradient{.number = NarrowNumber::kE2M1,
 constexpr Recipe kRecipes[] = {
     {"tensorwise", "a scale for each matrix, or expert's part; gradients in E5M2", kTensor, kTensor,
      kTensorE5m2, kTensor, kTensorE5m2},
+    // NVIDIA's Transformer Engine, DelayedScaling with Format.HYBRID.
+    {"tensorwise_delayed",
+     "a scale for each operand of a layer, of its largest values in earlier steps; gradients in "
+     "E5M2",
+     kDelayed, kDelayed, kDelayedE5m2, kDelayed, kDelayedE5m2},
     {"rowwise", "a scale for each row or column that a product adds up", kRow, kRow, kRow, kRow,
      kRow},
     // DeepSeek-V3, section 3.3.2.
@@ -62,6 +69,10 @@ const Recipe& find_recipe(std::string_view name) {
   for (const Recipe& recipe : kRecipes) names.emplace_back(recipe.name);
   throw UserError(fmt::format("there is no recipe '{}'{}; recipes are {}", name,
                               did_you_mean(std::string(name), names), fmt::join(names, ", ")));
+}
+
+const Recipe& at_hand(const Recipe& recipe) {
+  return recipe.is_delayed() ? find_recipe("tensorwise") : recipe;
 }
 
 }  // namespace tessera

@@ -18,11 +18,17 @@ struct Recipe {
   CastSpec gradient;
   CastSpec token_activation;
   CastSpec token_gradient;
+
+  /// Whether scales are of earlier steps.
+  bool is_delayed() const { return activation.delayed; }
 };
 
-/// tensorwise, rowwise, blockwise, mxfp8, nvfp4.
+/// tensorwise, tensorwise_delayed, rowwise, blockwise, mxfp8, nvfp4.
 std::span<const Recipe> recipes();
 /// Throws UserError for another name, with the nearest.
 const Recipe& find_recipe(std::string_view name);
+/// The recipe itself, or where its scales are of earlier steps the one that rounds to the same
+/// numbers by scales of the values at hand.
+const Recipe& at_hand(const Recipe& recipe);
 
 }  // namespace tessera

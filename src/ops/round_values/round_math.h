@@ -88,6 +88,35 @@ TESSERA_HOST_DEVICE_INLINE float divide_by_scale(float value, float scale) {
   return scale == 0 ? value * 0.0F : value / scale;
 }
 
+/// What a delayed scale makes of values.
+struct DelayedScale {
+  float scale;    ///< 0: not known, values stay as they are
+  float inverse;  ///< of a power of two exact
+  float limit;    ///< what values beyond become
+  float beyond;   ///< the magnitude beyond which they are
+};
+
+template <typename Number>
+TESSERA_HOST_DEVICE_INLINE DelayedScale delayed_scale(float scale, bool overflows) {
+  if (scale == 0) return {0, 0, 0, INFINITY};
+  const float largest = Number::kLargest * scale;
+  return {scale, 1 / scale, overflows ? NAN : largest, largest};
+}
+
+/// A finite value by its scale.
+template <typename Number>
+TESSERA_HOST_DEVICE_INLINE float round_delayed(float value, const DelayedScale& by) {
+  if (by.scale == 0) return value;
+  const float rounded = round_nearest<Number>(value * by.inverse) * by.scale;
+  return std::abs(value) > by.beyond ? std::copysign(by.limit, value) : rounded;
+}
+
+/// The scale for values up to `amax`, with room for `margin` powers of two more; 0 where nothing is
+/// known of them.
+TESSERA_HOST_DEVICE_INLINE float scale_for(float amax, float largest, int margin) {
+  return amax > 0 ? least_scale(amax, largest) * std::ldexp(1.0F, margin) : 0.0F;
+}
+
 /// Of [0, 1), of the value and its place in the matrix.
 TESSERA_HOST_DEVICE_INLINE float uniform_of(float value, uint32_t place) {
   const uint32_t random = hash_place(word_of_float(value), place);

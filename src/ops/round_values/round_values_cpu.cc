@@ -4,6 +4,7 @@
 #include "ops/cpu_dispatch.h"
 #include "ops/round_values/round_math.h"
 #include "ops/round_values/round_values.h"
+#include "ops/round_values/tally.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
 
@@ -242,9 +243,85 @@ class Rounder {
   const int64_t num_columns_;
 };
 
+/// What was seen of values that a delayed scale rounds.
+struct Seen {
+  float amax = 0;
+  int64_t saturated = 0;
+  int64_t nonfinite = 0;
+};
+
+/// Rounds the values of a chunk where they are.
+template <typename Number>
+Seen round_chunk(Chunk& values, int64_t count, const DelayedScale& by) {
+  float amax = 0;
+  int32_t saturated = 0;
+  int32_t nonfinite = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    const float value = values[c];
+    const float size = std::abs(value);
+    const bool is_finite = size < INFINITY;
+    const float known = is_finite ? size : 0.0F;
+    amax = known > amax ? known : amax;
+    saturated += static_cast<int32_t>(known > by.beyond);
+    nonfinite += static_cast<int32_t>(!is_finite);
+    values[c] = is_finite ? round_delayed<Number>(value, by) : NAN;
+  }
+  return {amax, saturated, nonfinite};
+}
+
+void add_to_tally(const RoundValuesSpec& spec, const Tensor& tally, const Seen& seen,
+                  int64_t num_values) {
+  for (const int place : spec.places) {
+    int64_t* const row = tally.as<int64_t>() + place * kTallyColumns;
+    const auto column = [row](TallyColumn of) -> int64_t& { return row[static_cast<int64_t>(of)]; };
+    int64_t& amax = column(TallyColumn::kAmax);
+    // Bits of numbers that are not negative are in their order.
+    amax = std::max<int64_t>(amax, word_of_float(seen.amax));
+    column(TallyColumn::kValues) += num_values;
+    column(TallyColumn::kSaturated) += seen.saturated;
+    column(TallyColumn::kNonFinite) += seen.nonfinite;
+  }
+}
+
+/// Rows of all groups, which follow one another.
+template <typename T, typename Number>
+void round_by_given_scale(const RoundValues& op, const Args<RoundValues>& args) {
+  const RoundValuesSpec& spec = op.spec();
+  const Tensor& x = args.in(RoundValues::kX);
+  int64_t first = 0;
+  int64_t end = x.num_elements();
+  if (spec.offsets) {
+    const auto offsets = args.in(RoundValues::kOffsets).span<int64_t>();
+    first = offsets.front() * x.shape[1];
+    end = offsets.back() * x.shape[1];
+  }
+  const float scale = args.in(RoundValues::kScales).as<float>()[spec.places.front()];
+  const DelayedScale by = delayed_scale<Number>(scale, spec.overflows);
+  const T* const from = x.as<T>();
+  T* const to = args.out(RoundValues::kY).as<T>();
+  float amax = 0;
+  int64_t saturated = 0;
+  int64_t nonfinite = 0;
+#pragma omp parallel for schedule(static) reduction(max : amax) reduction(+ : saturated, nonfinite) \
+    if (end - first > kRoundedAlone)
+  for (int64_t i = first; i < end; i += kChunk) {
+    const int64_t count = std::min(kChunk, end - i);
+    Chunk values;
+    simd::convert(values.data(), from + i, count);
+    const Seen seen = round_chunk<Number>(values, count, by);
+    simd::convert(to + i, values.data(), count);
+    amax = std::max(amax, seen.amax);
+    saturated += seen.saturated;
+    nonfinite += seen.nonfinite;
+  }
+  if (const Tensor* tally = args.find_out(RoundValues::kTally))
+    add_to_tally(spec, *tally, {amax, saturated, nonfinite}, end - first);
+}
+
 template <typename T, typename Number>
 void round_matrix(const RoundValues& op, const Args<RoundValues>& args) {
   const RoundValuesSpec& spec = op.spec();
+  if (spec.cast.delayed) return round_by_given_scale<T, Number>(op, args);
   const Tensor& x = args.in(RoundValues::kX);
   const Rounder<T, Number> rounder(spec, x, args.out(RoundValues::kY));
   if (spec.offsets) {

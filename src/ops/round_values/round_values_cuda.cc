@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/cuda/context.h"
 #include "ops/round_values/round_values.h"
 #include "ops/round_values/round_values_kernels.h"
@@ -15,6 +17,7 @@ int64_t num_groups_of(const RoundValuesSpec& spec, int64_t num_offsets) {
 
 int64_t workspace_bytes(const RoundValues& op, std::span<const ValueType> inputs) {
   const RoundValuesSpec& spec = op.spec();
+  if (spec.cast.delayed) return 0;
   const Shape& shape = inputs[RoundValues::kX].shape;
   const int64_t num_groups =
       num_groups_of(spec, spec.offsets ? inputs[RoundValues::kOffsets].shape[0] : 0);
@@ -24,8 +27,38 @@ int64_t workspace_bytes(const RoundValues& op, std::span<const ValueType> inputs
          int64_t{sizeof(uint32_t)};
 }
 
+void round_delayed(const RoundValues& op, const Args<RoundValues>& args) {
+  const RoundValuesSpec& spec = op.spec();
+  const Tensor& x = args.in(RoundValues::kX);
+  cuda::DelayedRows rows{
+      .dtype = x.dtype,
+      .number = spec.cast.number,
+      .x = x.data,
+      .y = args.out(RoundValues::kY).data,
+      .num_columns = x.shape[1],
+      .rows = {.bound = x.shape[0]},
+      .offsets = nullptr,
+      .num_groups = 0,
+      .scales = args.in(RoundValues::kScales).as<float>(),
+      .tally = nullptr,
+      .places = {},
+      .num_places = static_cast<int>(spec.places.size()),
+      .overflows = spec.overflows,
+  };
+  if (const Tensor* offsets = args.find_in(RoundValues::kOffsets)) {
+    rows.offsets = offsets->as<int64_t>();
+    rows.num_groups = offsets->shape[0] - 1;
+  } else {
+    rows.rows.extent = args.in_extent(RoundValues::kX);
+  }
+  if (const Tensor* tally = args.find_out(RoundValues::kTally)) rows.tally = tally->as<int64_t>();
+  std::ranges::copy(spec.places, rows.places);
+  cuda::launch_round_delayed(rows, cuda::stream_of(args));
+}
+
 void round_values(const RoundValues& op, const Args<RoundValues>& args) {
   const RoundValuesSpec& spec = op.spec();
+  if (spec.cast.delayed) return round_delayed(op, args);
   const Tensor& x = args.in(RoundValues::kX);
   const auto round = [&](const cuda::RowGroups& groups) {
     cuda::launch_round_values({.dtype = x.dtype,

@@ -7,6 +7,7 @@
 #include "core/dtype.h"
 #include "ops/cuda/rows.h"
 #include "ops/round_values/cast_spec.h"
+#include "ops/round_values/tally.h"
 
 namespace tessera::cuda {
 
@@ -37,5 +38,24 @@ struct RoundedGroups {
 int64_t round_scratch_words(const CastSpec& cast, int sum_dim, int64_t num_rows,
                             int64_t num_columns, int64_t num_groups);
 void launch_round_values(const RoundedGroups& groups, cudaStream_t stream);
+
+/// RoundValues by a delayed scale. Rows that follow one another: those from offsets[0] to
+/// offsets[num_groups], or where there are no offsets `rows` from the first on.
+struct DelayedRows {
+  DType dtype;
+  NarrowNumber number;
+  const void* x;
+  void* y;
+  int64_t num_columns;
+  RowCount rows;
+  const int64_t* offsets;
+  int64_t num_groups;
+  const float* scales;
+  int64_t* tally;  ///< null: nothing is counted
+  int places[kMostPlaces];
+  int num_places;
+  bool overflows;
+};
+void launch_round_delayed(const DelayedRows& rows, cudaStream_t stream);
 
 }  // namespace tessera::cuda

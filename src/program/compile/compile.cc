@@ -108,6 +108,8 @@ void round_products(Compilation& c) {
   OperandRounding rounding = *c.options.rounding;
   rounding.fp8_products = rounding.fp8_products && !c.backend.is_host();
   rounding.keeps_copies = rounding.keeps_copies && in_training(c);
+  // Scales of earlier steps are a training's.
+  if (!in_training(c)) rounding.recipe = &at_hand(*rounding.recipe);
   WeightCopies& copies = programs.weight_copies;
   std::optional<Backward> backward;
   if (programs.backward)

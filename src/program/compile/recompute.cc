@@ -4,10 +4,17 @@
 #include <map>
 #include <set>
 
+#include "ops/tallies.h"
 #include "program/import.h"
 
 namespace tessera {
 namespace {
+
+/// An operator that runs a second time: what it sees was counted the first time.
+OperatorPtr repeated(const OperatorPtr& op) {
+  const auto* tallies = dynamic_cast<const Tallies*>(op.get());
+  return tallies == nullptr ? op : tallies->without_tally();
+}
 
 /// Copies a backward program node by node, putting forward nodes in front of the first use of a
 /// dropped value.
@@ -83,7 +90,7 @@ class Recomputer {
     for (const ValueId input : node.inputs) inputs.push_back(obtain(input));
     std::vector<std::string> names;
     for (const ValueId output : node.outputs) names.push_back(forward_.value(output).name);
-    const auto outputs = result_.program.add(node.op, std::move(inputs), names);
+    const auto outputs = result_.program.add(repeated(node.op), std::move(inputs), names);
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (!is_kept(node.outputs[i])) importer_.provide(node.outputs[i], outputs[i]);
     }

@@ -10,6 +10,7 @@
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
 #include "ops/permute/permute.h"
+#include "program/compile/delayed_roundings.h"
 #include "program/compile/fp8_products.h"
 
 namespace tessera {
@@ -20,6 +21,7 @@ struct Operand {
   int input = 0;
   RoundValuesSpec spec = {};
   ValueId offsets = {};  ///< of its groups of rows; not set where it has one group, or known ones
+  std::string weight = {};  ///< of the product, by name
 };
 
 /// An input of a weight's gradient that another product reads rounded by rows.
@@ -42,6 +44,11 @@ QuantizeSpec quantize_spec(const CastSpec& cast) {
 
 Operand of_rows(int input, const CastSpec& cast, int sum_dim) {
   return {input, {.cast = cast, .sum_dim = sum_dim}};
+}
+
+std::vector<Operand> of_product(const std::string& weight, std::vector<Operand> operands) {
+  for (Operand& operand : operands) operand.weight = weight;
+  return operands;
 }
 
 Operand of_experts(int input, const CastSpec& cast, int sum_dim, ValueId offsets) {
@@ -124,8 +131,9 @@ const RoundValuesSpec& rounding_of(const std::vector<Operand>& operands, int inp
 /// Puts roundings in front of the nodes of one program.
 class Inserter {
  public:
-  Inserter(const Program& program, const OperandRounding& rounding, WeightCopies& copies)
-      : program_(program), rounding_(rounding), copies_(copies) {}
+  Inserter(const Program& program, const OperandRounding& rounding, WeightCopies& copies,
+           DelayedRoundings delayed)
+      : program_(program), rounding_(rounding), copies_(copies), delayed_(std::move(delayed)) {}
 
   /// `operands_of(node)` are those to be rounded, `read_before(node)` those that are rounded by
   /// rows before that.
@@ -262,6 +270,10 @@ class Inserter {
   }
 
   ValueId rounded(ValueId value, const Operand& operand) {
+    if (operand.spec.cast.delayed) {
+      return delayed_.round({value, operand.offsets, operand.weight, operand.spec.cast}, program_,
+                            nodes_);
+    }
     std::vector<ValueId> inputs = {value};
     if (operand.offsets.is_set()) inputs.push_back(operand.offsets);
     return once(make_round_values(operand.spec), inputs, ".rounded");
@@ -303,6 +315,7 @@ class Inserter {
   Program program_;
   const OperandRounding& rounding_;
   WeightCopies& copies_;
+  DelayedRoundings delayed_;
   std::map<std::string, ValueId> read_copies_;
   std::map<ValueId, std::vector<ValueId>> permuted_;  ///< what a Permute read, by its rows
   std::vector<Node> nodes_;
@@ -335,19 +348,23 @@ class ForwardOperands {
   std::vector<Operand> operator()(const Node& node) const {
     const Recipe& recipe = *rounding_.recipe;
     if (dynamic_cast<const Linear*>(node.op.get()) != nullptr) {
-      if (!rounds(node.inputs[Linear::kWeight])) return {};
-      return {of_rows(Linear::kX, recipe.activation, 1),
-              of_rows(Linear::kWeight, recipe.weight, 1)};
+      const std::string* weight = rounded(node.inputs[Linear::kWeight]);
+      if (weight == nullptr) return {};
+      return of_product(*weight, {of_rows(Linear::kX, recipe.activation, 1),
+                                  of_rows(Linear::kWeight, recipe.weight, 1)});
     }
     const auto* product = dynamic_cast<const GroupedMatmul*>(node.op.get());
-    if (product == nullptr || !rounds(node.inputs[GroupedMatmul::kWeight])) return {};
-    return grouped_operands(node, *product, recipe.activation, recipe.weight);
+    if (product == nullptr) return {};
+    const std::string* weight = rounded(node.inputs[GroupedMatmul::kWeight]);
+    if (weight == nullptr) return {};
+    return of_product(*weight, grouped_operands(node, *product, recipe.activation, recipe.weight));
   }
 
  private:
-  bool rounds(ValueId weight) const {
+  /// The name of a weight whose products are rounded, or null.
+  const std::string* rounded(ValueId weight) const {
     const std::string* name = weights_.name_of(weight);
-    return name != nullptr && rounding_.rounds(*name);
+    return name != nullptr && rounding_.rounds(*name) ? name : nullptr;
   }
 
   WeightTable weights_;
@@ -369,41 +386,53 @@ class GradientOperands {
     const CastSpec& tokens = rounding_.recipe->activation;
     const CastSpec& gradient = rounding_.recipe->gradient;
     if (dynamic_cast<const LinearWgrad*>(node.op.get()) != nullptr) {
-      if (!rounds(node.outputs[LinearWgrad::kGradWeight])) return {};
+      if (rounded(node.outputs[LinearWgrad::kGradWeight]) == nullptr) return {};
       return {{LinearWgrad::kX, tokens}, {LinearWgrad::kGrad, gradient}};
     }
     const auto* grouped = dynamic_cast<const GroupedMatmulWgrad*>(node.op.get());
-    if (grouped == nullptr || !rounds(node.outputs[GroupedMatmulWgrad::kGradWeight])) return {};
+    if (grouped == nullptr || rounded(node.outputs[GroupedMatmulWgrad::kGradWeight]) == nullptr)
+      return {};
     const bool out = is_out(node);
     return {{GroupedMatmulWgrad::kNarrow, out ? gradient : tokens},
             {GroupedMatmulWgrad::kWide, out ? tokens : gradient}};
   }
 
   std::vector<Operand> operator()(const Node& node) const {
+    const std::string* weight = rounded_weight(node);
+    return weight == nullptr ? std::vector<Operand>() : of_product(*weight, operands_of(node));
+  }
+
+ private:
+  /// Of a product that is to be rounded: the name of its weight.
+  const std::string* rounded_weight(const Node& node) const {
+    const Operator* op = node.op.get();
+    const bool gradients = !rounding_.plain_weight_gradients;
+    if (dynamic_cast<const LinearDgrad*>(op) != nullptr)
+      return rounded(node.inputs[LinearDgrad::kWeight]);
+    if (dynamic_cast<const GroupedMatmul*>(op) != nullptr)
+      return rounded(node.inputs[GroupedMatmul::kWeight]);
+    if (dynamic_cast<const LinearWgrad*>(op) != nullptr && gradients)
+      return rounded(node.outputs[LinearWgrad::kGradWeight]);
+    if (dynamic_cast<const GroupedMatmulWgrad*>(op) != nullptr && gradients)
+      return rounded(node.outputs[GroupedMatmulWgrad::kGradWeight]);
+    return nullptr;
+  }
+
+  std::vector<Operand> operands_of(const Node& node) const {
     const Recipe& recipe = *rounding_.recipe;
     if (dynamic_cast<const LinearDgrad*>(node.op.get()) != nullptr) {
-      if (!rounds(node.inputs[LinearDgrad::kWeight])) return {};
       return {of_rows(LinearDgrad::kGrad, recipe.gradient, 1),
               of_rows(LinearDgrad::kWeight, recipe.weight, 0)};
     }
     if (dynamic_cast<const LinearWgrad*>(node.op.get()) != nullptr) {
-      if (rounding_.plain_weight_gradients || !rounds(node.outputs[LinearWgrad::kGradWeight]))
-        return {};
       return {of_rows(LinearWgrad::kX, recipe.token_activation, 0),
               of_rows(LinearWgrad::kGrad, recipe.token_gradient, 0)};
     }
-    if (const auto* product = dynamic_cast<const GroupedMatmul*>(node.op.get())) {
-      if (!rounds(node.inputs[GroupedMatmul::kWeight])) return {};
+    if (const auto* product = dynamic_cast<const GroupedMatmul*>(node.op.get()))
       return grouped_operands(node, *product, recipe.gradient, recipe.weight);
-    }
-    const auto* wgrad = dynamic_cast<const GroupedMatmulWgrad*>(node.op.get());
-    if (wgrad == nullptr || rounding_.plain_weight_gradients ||
-        !rounds(node.outputs[GroupedMatmulWgrad::kGradWeight]))
-      return {};
-    return weight_gradient(node, *wgrad);
+    return weight_gradient(node, dynamic_cast<const GroupedMatmulWgrad&>(*node.op));
   }
 
- private:
   /// The gradient is what the product gave: narrow of FC1, wide of FC2.
   std::vector<Operand> weight_gradient(const Node& node, const GroupedMatmulWgrad& op) const {
     ensure(!op.gather(), "rows that a product gathers are to be rounded");
@@ -424,11 +453,11 @@ class GradientOperands {
   }
 
   /// `id`: a weight of the backward program, or its accumulator.
-  bool rounds(ValueId id) const {
+  const std::string* rounded(ValueId id) const {
     const auto found = forward_of_.find(id);
-    if (found == forward_of_.end()) return false;
+    if (found == forward_of_.end()) return nullptr;
     const std::string* name = weights_.name_of(found->second);
-    return name != nullptr && rounding_.rounds(*name);
+    return name != nullptr && rounding_.rounds(*name) ? name : nullptr;
   }
 
   WeightTable weights_;
@@ -480,7 +509,10 @@ Program make_copies_program(const Program& forward, const WeightCopies& copies) 
 Program round_operands(const Program& forward, const OperandRounding& rounding,
                        WeightCopies& copies) {
   const auto none = [](const Node& /*node*/) { return std::vector<ReadBefore>(); };
-  return Inserter(forward, rounding, copies).run(ForwardOperands(forward, rounding), none);
+  DelayedRoundings delayed(operand_weights(product_weights(forward)), kScalesName,
+                           {OperandKind::kActivation, OperandKind::kWeight}, rounding.overflows);
+  return Inserter(forward, rounding, copies, std::move(delayed))
+      .run(ForwardOperands(forward, rounding), none);
 }
 
 Program round_operands(const Program& forward, const OperandRounding& rounding) {
@@ -493,7 +525,10 @@ Backward round_operands(const Program& forward, Backward backward, const Operand
                         WeightCopies& copies) {
   const GradientOperands operands(forward, backward, rounding);
   const auto read_before = [&](const Node& node) { return operands.read_before(node); };
-  backward.program = Inserter(backward.program, rounding, copies).run(operands, read_before);
+  DelayedRoundings delayed(operand_weights(product_weights(forward)), kGradScalesName,
+                           {OperandKind::kGradient}, rounding.overflows);
+  backward.program =
+      Inserter(backward.program, rounding, copies, std::move(delayed)).run(operands, read_before);
   return backward;
 }
 

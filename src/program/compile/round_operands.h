@@ -26,6 +26,8 @@ struct OperandRounding {
   /// rounded by their rows (and then along tokens, unless they are plain). So these may be kept,
   /// and exchanged, in FP8. REQUIRES a recipe that has_row_scales.
   bool keeps_rounded = false;
+  /// With delayed scales: what is beyond the largest number makes the step NaN.
+  bool overflows = false;
 
   bool rounds(std::string_view weight) const;
 };
@@ -55,14 +57,16 @@ std::vector<std::string> product_weights(const Program& forward);
 /// Quantize, and the product a ScaledGroupedMatmul, where there is one (find_fp8_product); what
 /// else the product adds is then added to its rounded result. Values keep their ids. REQUIRES
 /// experts of one size; rows that a product gathers are rounded before, so each must be rounded by
-/// itself (is_of_rows). With `keeps_copies`, which are added to `copies`. With `keeps_rounded`
-/// tokens are rounded by a Quantize everywhere, and a Dequantize is in front of who wants values.
+/// itself (is_of_rows). With `keeps_copies`, which are added to `copies`. Those by
+/// delayed scales are DelayedRoundings. With `keeps_rounded` tokens are rounded by a Quantize
+/// everywhere, and a Dequantize is in front of who wants values.
 Program round_operands(const Program& forward, const OperandRounding& rounding,
                        WeightCopies& copies);
 Program round_operands(const Program& forward, const OperandRounding& rounding);
 
 /// The same for the products that are gradients of these; those of weights become a QuantizeTokens
-/// of each operand and a ScaledGroupedWgrad (find_fp8_wgrad). What is saved stays as it was.
+/// of each operand and a ScaledGroupedWgrad (find_fp8_wgrad). What is saved stays as it was. Of
+/// those by delayed scales gradients alone are tallied: the others are what forward programs tally.
 Backward round_operands(const Program& forward, Backward backward, const OperandRounding& rounding,
                         WeightCopies& copies);
 Backward round_operands(const Program& forward, Backward backward, const OperandRounding& rounding);

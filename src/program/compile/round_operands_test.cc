@@ -8,7 +8,9 @@
 #include "ops/permute/permute.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/round_values/round_values.h"
+#include "program/compile/delayed_roundings.h"
 #include "program/compile/fp8_products.h"
+#include "program/compile/recompute.h"
 #include "program/testing/program_testing.h"
 
 namespace tessera {
@@ -48,7 +50,7 @@ std::vector<std::string> list_roundings(const Program& program) {
   std::vector<std::string> lines;
   for (const Node& node : program.nodes()) {
     if (node.op->name() != RoundValues::kName) continue;
-    const bool grouped = node.inputs.size() == 2;
+    const bool grouped = dynamic_cast<const RoundValues&>(*node.op).spec().offsets;
     lines.push_back(fmt::format("{}: {}{}", program.value(node.inputs[0]).name,
                                 node.op->attributes(), grouped ? " by offsets" : ""));
   }
@@ -308,6 +310,50 @@ TEST(RoundOperands, WeightGradientsCanReadWhatIsNotRounded) {
   EXPECT_EQ(list_roundings(round_operands(products.program, products.backward(), rounding).program)
                 .size(),
             6U);
+}
+
+/// By delayed scales, a value is rounded once for all products that read it and either pass.
+TEST(RoundOperands, DelayedScalesAreOfOperands) {
+  Program program;
+  const ValueId x = program.add_input("x", {DType::kF32, {kRows, kWidth}});
+  std::vector<ValueId> outputs;
+  for (const std::string name : {"q", "k"}) {
+    const ValueId weight = program.add_weight(name + ".weight", {DType::kF32, {kSize, kWidth}});
+    outputs.push_back(program.add1(make_linear(), {x, weight}, name));
+  }
+  program.set_outputs(outputs);
+  const OperandRounding rounding{.recipe = &find_recipe("tensorwise_delayed"), .overflows = true};
+  const Program forward = round_operands(program, rounding);
+  // k before q, and of each activation, weight, gradient.
+  EXPECT_THAT(list_roundings(forward), ElementsAre("x: e4m3 delayed 3 0, overflows, tallied",
+                                                   "q.weight: e4m3 delayed 4, overflows, tallied",
+                                                   "k.weight: e4m3 delayed 1, overflows, tallied"));
+  EXPECT_EQ(forward.type(forward.find(kScalesName)).shape, (Shape{6}));
+  EXPECT_EQ(forward.type(forward.find(kTallyName)).shape, (Shape{6, 4}));
+  const Backward backward =
+      round_operands(program, differentiate(program, {outputs, {x}}), rounding);
+  EXPECT_THAT(list_roundings(backward.program),
+              ::testing::UnorderedElementsAre("grad.k: e5m2 delayed 2, overflows, tallied",
+                                              "k.weight: e4m3 delayed 1, overflows",
+                                              "x: e4m3 delayed 0, overflows",
+                                              "grad.q: e5m2 delayed 5, overflows, tallied",
+                                              "q.weight: e4m3 delayed 4, overflows"));
+  EXPECT_EQ(backward.program.type(backward.program.find(kGradScalesName)).shape, (Shape{6}));
+}
+
+/// What runs again tallies nothing.
+TEST(RoundOperands, RecomputedRoundingsAreNotTallied) {
+  const Products products;
+  const OperandRounding rounding{&find_recipe("tensorwise_delayed")};
+  const Backward backward = round_operands(products.program, products.backward(), rounding);
+  const Program forward = round_operands(products.program, rounding);
+  const Backward again = recompute(forward, backward, {forward.find("pre")});
+  const auto tallied = [](const Program& program) {
+    return std::ranges::count_if(list_roundings(program),
+                                 [](const auto& line) { return line.ends_with("tallied"); });
+  };
+  EXPECT_GT(list_roundings(again.program).size(), list_roundings(backward.program).size());
+  EXPECT_EQ(tallied(again.program), tallied(backward.program));
 }
 
 /// What the product gives is that of the values that its operands were rounded to.

@@ -163,6 +163,39 @@ void drop_findings(const RunHistory& history, std::vector<Finding>& findings) {
                    history.steps().back().dropped_tokens)});
 }
 
+/// "gradients of layer 3 (0.1%)".
+std::string name_most(const LayerRoundings& layer) {
+  const double most = layer.saturated();
+  const char* const kind = most == layer.gradients     ? "gradients"
+                           : most == layer.activations ? "activations"
+                                                       : "weights";
+  return fmt::format("{} of layer {} ({:.2g}%)", kind, layer.layer, 100.0 * most);
+}
+
+/// Of delayed scales.
+void saturation_finding(const RunHistory& history, std::vector<Finding>& findings) {
+  const std::vector<StepRecord>& steps = history.steps();
+  if (!std::any_of(steps.begin(), steps.end(), [](const auto& s) { return s.saturated; })) return;
+  const auto num_steps = std::count_if(steps.begin(), steps.end(), [](const StepRecord& step) {
+    return step.saturated.value_or(0.0) > 0.0;
+  });
+  if (num_steps == 0) {
+    findings.push_back({Severity::kGood, "No value was beyond the scale that FP8 rounded it by."});
+    return;
+  }
+  std::vector<LayerRoundings> layers = history.most_rounded();
+  std::ranges::sort(layers, std::ranges::greater(), &LayerRoundings::saturated);
+  std::vector<std::string> names;
+  for (const LayerRoundings& layer : layers)
+    if (layer.saturated() > 0.0) names.push_back(name_most(layer));
+  constexpr double kMuch = 0.01;
+  findings.push_back(
+      {!layers.empty() && layers.front().saturated() > kMuch ? Severity::kWarning : Severity::kInfo,
+       fmt::format("Values were beyond the scales that FP8 rounded them by in {} of {} steps; at "
+                   "most {}.",
+                   num_steps, steps.size(), named(names))});
+}
+
 void clip_finding(const RunHistory& history, std::vector<Finding>& findings) {
   const auto clipped = std::count_if(history.steps().begin(), history.steps().end(),
                                      [](const StepRecord& step) { return step.clip_factor < 1.0; });
@@ -249,6 +282,7 @@ std::vector<Finding> find_findings(const RunHistory& history) {
   loss_findings(history, findings);
   expert_findings(history, findings);
   drop_findings(history, findings);
+  saturation_finding(history, findings);
   clip_finding(history, findings);
   memory_finding(history, findings);
   wait_finding(history, findings);

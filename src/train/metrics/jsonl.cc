@@ -35,6 +35,17 @@ class LineBuilder {
     for (const ExpertLoad& load : layers)
       list.push_back({{"layer", load.layer}, {"tokens", load.tokens_per_expert}});
   }
+  void roundings(const std::vector<LayerRoundings>& layers) {
+    if (layers.empty()) return;
+    Json& list = line_["roundings"] = Json::array();
+    for (const LayerRoundings& layer : layers) {
+      list.push_back({{"layer", layer.layer},
+                      {"activations", layer.activations},
+                      {"weights", layer.weights},
+                      {"gradients", layer.gradients},
+                      {"nonfinite", layer.nonfinite}});
+    }
+  }
   void waits(const std::optional<TracedWaits>& waits) {
     if (!waits) return;
     Json for_ranks = Json::array();
@@ -93,6 +104,20 @@ class LineReader {
     for (const Json& entry : *found) layers.push_back(load(entry));
     return layers;
   }
+  std::vector<LayerRoundings> roundings() const {
+    std::vector<LayerRoundings> layers;
+    const auto found = line_.find("roundings");
+    if (found == line_.end()) return layers;
+    require(found->is_array(), "'roundings' must be a list, found {}", found->type_name());
+    for (const Json& entry : *found) {
+      require(entry.is_object() && entry.contains("layer"),
+              "each entry of 'roundings' must hold 'layer' and shares");
+      layers.push_back({count(entry["layer"], "layer"), number_in(entry, "activations"),
+                        number_in(entry, "weights"), number_in(entry, "gradients"),
+                        number_in(entry, "nonfinite")});
+    }
+    return layers;
+  }
   std::optional<TracedWaits> waits() const {
     const auto found = line_.find("waits");
     if (found == line_.end()) return std::nullopt;
@@ -136,9 +161,10 @@ class LineReader {
       load.tokens_per_expert.push_back(count(tokens, "tokens"));
     return load;
   }
-  static double seconds(const Json& entry) {
-    const auto found = entry.find("seconds");
-    require(found != entry.end() && found->is_number(), "'seconds' must be a number");
+  static double seconds(const Json& entry) { return number_in(entry, "seconds"); }
+  static double number_in(const Json& entry, const char* key) {
+    const auto found = entry.find(key);
+    require(found != entry.end() && found->is_number(), "'{}' must be a number", key);
     return found->get<double>();
   }
   double nonfinite(const char* key) const {
@@ -178,6 +204,8 @@ StepRecord read_step(const LineReader& line) {
   record.skipped_steps = line.integer("skipped_steps");
   record.eta_seconds = line.number("eta_seconds");
   record.expert_load = line.loads();
+  record.saturated = line.optional_number("saturated");
+  record.roundings = line.roundings();
   record.waits = line.waits();
   return record;
 }
@@ -272,6 +300,8 @@ std::string to_json_line(const StepRecord& record) {
   line.integer("skipped_steps", record.skipped_steps);
   line.number("eta_seconds", record.eta_seconds);
   line.loads(record.expert_load);
+  line.number("saturated", record.saturated);
+  line.roundings(record.roundings);
   line.waits(record.waits);
   return line.text();
 }

@@ -87,6 +87,22 @@ TEST(Jsonl, KeepsWaits) {
               HasSubstr("each entry of 'for_ranks'"));
 }
 
+TEST(Jsonl, KeepsRoundings) {
+  StepRecord record = SyntheticRun{100}.step(5);
+  record.saturated = 0.25;
+  record.roundings = {{3, 0.0, 0.125, 0.25, 0.0}, {7, 0.0, 0.0, 0.0, 0.5}};
+  const std::string text = to_json_line(record);
+  EXPECT_THAT(text, HasSubstr(R"("saturated":0.25,"roundings":[{"layer":3,"activations":0.0,)"
+                              R"("weights":0.125,"gradients":0.25,"nonfinite":0.0},)"));
+  const Lines lines = read_text(text + '\n');
+  ASSERT_EQ(lines.steps.size(), 1U);
+  EXPECT_EQ(lines.steps[0].saturated, record.saturated);
+  EXPECT_EQ(lines.steps[0].roundings, record.roundings);
+  EXPECT_THAT(error_of(R"({"type":"step","step":1,"roundings":[{"layer":1}]})"
+                       "\n"),
+              HasSubstr("'activations' must be a number"));
+}
+
 TEST(Jsonl, NamesEveryFieldOfAStep) {
   const auto json = nlohmann::json::parse(to_json_line(SyntheticRun{100, 1}.step(5)));
   for (const char* key : {"type",

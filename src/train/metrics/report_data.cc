@@ -134,6 +134,9 @@ std::vector<Chart> all_charts(const RunHistory& history) {
           single(
               {"drops", "Dropped assignments", "per step", "count", {}, {}},
               [](const auto& s) { return static_cast<double>(s.dropped_tokens); }, false),
+          single(
+              {"saturated", "Saturated values", "largest share of an operand", "number", {}, {}},
+              [](const auto& s) { return value_or_nan(s.saturated); }, false),
           memory_chart(history)};
 }
 

@@ -174,6 +174,26 @@ TEST(Findings, CountDropsSkipsAndNumbersThatAreNotFinite) {
                      [](const Finding& a, const Finding& b) { return a.severity > b.severity; }));
 }
 
+TEST(Findings, NameTheLayersWhoseValuesSaturate) {
+  RunHistory history;
+  EXPECT_EQ(find_findings(history).size(), 1U);
+  for (int64_t step = 1; step <= 4; ++step) {
+    StepRecord record = SyntheticRun{4}.step(step);
+    record.saturated = 0;
+    history.add(record);
+  }
+  EXPECT_THAT(find_findings(history),
+              Contains(finding(Severity::kGood, "No value was beyond the scale")));
+  StepRecord record = SyntheticRun{5}.step(5);
+  record.saturated = 0.02;
+  record.roundings = {{1, 0, 0, 0.001, 0}, {3, 0.02, 0, 0.01, 0}};
+  history.add(record);
+  EXPECT_THAT(find_findings(history),
+              Contains(finding(Severity::kWarning,
+                               "in 1 of 5 steps; at most activations of layer 3 (2%), "
+                               "gradients of layer 1 (0.1%)")));
+}
+
 TEST(Findings, CallOutAGradientNormOfExactlyZero) {
   const SyntheticRun run{30, 1};
   RunHistory history;

@@ -47,8 +47,22 @@ void RunHistory::add(const StepRecord& record) {
   if (!record.expert_load.empty()) add_load(record);
   if (record.validation_loss)
     add(ValidationRecord{record.step, record.tokens_seen, *record.validation_loss, 0.0});
+  add_roundings(record);
   StepRecord& kept = steps_.emplace_back(record);
   kept.expert_load = {};
+  kept.roundings = {};
+}
+
+void RunHistory::add_roundings(const StepRecord& record) {
+  for (const LayerRoundings& layer : record.roundings) {
+    auto most = std::ranges::find(most_rounded_, layer.layer, &LayerRoundings::layer);
+    if (most == most_rounded_.end())
+      most = most_rounded_.insert(most, LayerRoundings{.layer = layer.layer});
+    for (double LayerRoundings::*const kind :
+         {&LayerRoundings::activations, &LayerRoundings::weights, &LayerRoundings::gradients,
+          &LayerRoundings::nonfinite})
+      (*most).*kind = std::max((*most).*kind, layer.*kind);
+  }
 }
 
 void RunHistory::add_load(const StepRecord& record) {

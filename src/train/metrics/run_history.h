@@ -38,7 +38,7 @@ class RunHistory {
   void add(const StepRecord& record);
   void add(const ValidationRecord& record) { validations_.push_back(record); }
 
-  /// The steps without their expert loads.
+  /// The steps without their expert loads and layers' roundings.
   const std::vector<StepRecord>& steps() const { return steps_; }
   const std::vector<ValidationRecord>& validations() const { return validations_; }
   const std::vector<LoadWindow>& windows() const { return windows_; }
@@ -52,16 +52,20 @@ class RunHistory {
   /// Seconds spent in steps up to each step.
   std::vector<double> elapsed_seconds() const;
   double total_dropped() const;
+  /// Of each layer with values beyond their scales in any step, the most of each kind.
+  const std::vector<LayerRoundings>& most_rounded() const { return most_rounded_; }
   int64_t peak_memory() const;
   std::optional<ValidationRecord> best_validation() const;
 
  private:
   void add_load(const StepRecord& record);
+  void add_roundings(const StepRecord& record);
   void halve_windows();
 
   std::vector<StepRecord> steps_;
   std::vector<ValidationRecord> validations_;
   std::vector<LoadWindow> windows_;
+  std::vector<LayerRoundings> most_rounded_;
   int64_t records_per_window_ = 1;
 };
 

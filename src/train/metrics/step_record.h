@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -12,6 +13,19 @@ namespace tessera {
 struct ExpertLoad {
   int64_t layer = 0;                       ///< index of the layer in the model
   std::vector<int64_t> tokens_per_expert;  ///< [E] token-to-expert assignments
+};
+
+/// What of a layer's values was beyond the delayed scales by which FP8 rounds them, or not finite:
+/// of each kind of operand the largest share of an operand's values.
+struct LayerRoundings {
+  int64_t layer = 0;
+  double activations = 0.0;  ///< that saturated
+  double weights = 0.0;
+  double gradients = 0.0;
+  double nonfinite = 0.0;  ///< of any kind
+
+  double saturated() const { return std::max({activations, weights, gradients}); }
+  bool operator==(const LayerRoundings&) const = default;
 };
 
 /// For whom ranks waited in the steps that a trace was taken of.
@@ -58,8 +72,10 @@ struct StepRecord {
   int64_t skipped_steps = 0;  ///< updates left out so far because loss or gradient was not finite
   double eta_seconds = 0.0;
   std::vector<ExpertLoad>
-      expert_load;                   ///< one entry a MoE layer; empty: dense model or not recorded
-  std::optional<TracedWaits> waits;  ///< of the last step of a trace, for all of them
+      expert_load;                  ///< one entry a MoE layer; empty: dense model or not recorded
+  std::optional<double> saturated;  ///< the largest of all layers; empty: no delayed scales
+  std::vector<LayerRoundings> roundings;  ///< of layers with any such values
+  std::optional<TracedWaits> waits;       ///< of the last step of a trace, for all of them
 
   bool is_finite() const { return std::isfinite(loss) && std::isfinite(grad_norm); }
   double tflops() const { return step_seconds > 0.0 ? model_flops / step_seconds / 1e12 : 0.0; }

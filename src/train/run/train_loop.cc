@@ -24,6 +24,7 @@
 #include "train/run/wait_report.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"
+#include "train/trainer/step_tallies.h"
 #include "train/trainer/trainer.h"
 
 namespace tessera {
@@ -325,6 +326,7 @@ class TrainLoop {
       record.clipped_heads = outcome.clipped_heads;
     }
     add_expert_record(outcome, record);
+    add_roundings(outcome.roundings, record);
     record.waits = std::exchange(waits_, std::nullopt);
     return record;
   }

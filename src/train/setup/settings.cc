@@ -53,7 +53,8 @@ ProductPrecision Settings::products() const {
           .plain = parse_plain(precision.plain),
           .plain_weight_gradients = !precision.weight_gradients,
           .fp8_products = !precision.emulate,
-          .keeps_rounded = precision.saved == SavedPrecision::kFp8};
+          .keeps_rounded = precision.saved == SavedPrecision::kFp8,
+          .delayed = precision.delayed};
 }
 
 std::optional<int64_t> TrainSettings::parse_memory_limit() const {
@@ -75,6 +76,16 @@ FullShardingOptions ShardSettings::full() const {
   return {.compression = compression};
 }
 
+/// One of delayed scales that is not as by default.
+std::optional<std::string_view> changed_key(const DelayedScaling& delayed) {
+  const DelayedScaling plain;
+  if (delayed.history != plain.history) return "precision.amax_history";
+  if (delayed.choice != plain.choice) return "precision.amax_algorithm";
+  if (delayed.margin != plain.margin) return "precision.amax_margin";
+  if (delayed.overflows != plain.overflows) return "precision.overflow";
+  return std::nullopt;
+}
+
 /// One that is not as by default.
 std::optional<std::string_view> changed_key(const PrecisionSettings& precision) {
   const PrecisionSettings plain;
@@ -84,7 +95,22 @@ std::optional<std::string_view> changed_key(const PrecisionSettings& precision) 
   if (precision.weight_copies != plain.weight_copies) return "precision.weight_copies";
   if (precision.saved != plain.saved) return "precision.saved";
   if (precision.emulate != plain.emulate) return "precision.emulate";
-  return std::nullopt;
+  return changed_key(precision.delayed);
+}
+
+void validate_delayed(const Settings& settings) {
+  const DelayedScaling& delayed = settings.precision.delayed;
+  if (!settings.products().is_delayed()) {
+    require(!changed_key(delayed).has_value(),
+            "{} is set, but precision.recipe is \"{}\", whose scales are of the values at hand and "
+            "never too small; set precision.recipe = \"tensorwise_delayed\", or leave it out",
+            changed_key(delayed).value_or(""), settings.precision.recipe);
+    return;
+  }
+  require(!delayed.overflows || settings.train.on_nonfinite == NonFinite::kSkip,
+          "precision.overflow is \"skip\", but train.on_nonfinite is \"stop\", with which the run "
+          "would end at the first value that is beyond its scale; set train.on_nonfinite = "
+          "\"skip\", or precision.overflow = \"saturate\"");
 }
 
 void validate_precision(const Settings& settings) {
@@ -95,6 +121,7 @@ void validate_precision(const Settings& settings) {
             changed_key(settings.precision).value_or(""));
     return;
   }
+  validate_delayed(settings);
   const ProductPrecision products = settings.products();
   require(!products.keeps_rounded || has_row_scales(*products.recipe),
           "precision.saved = \"fp8\" keeps tokens with scales of their own, which precision.recipe "

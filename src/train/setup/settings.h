@@ -160,6 +160,8 @@ struct PrecisionSettings {
   bool weight_copies = true;  ///< what weights are quantized to is made once a step
   SavedPrecision saved = SavedPrecision::kBf16;
   bool emulate = false;  ///< multiply rounded numbers in BF16 even where tensor cores have FP8
+  /// With a recipe of delayed scales.
+  DelayedScaling delayed;
 };
 
 /// Everything that a training run is told.

@@ -7,6 +7,9 @@ namespace {
 
 constexpr int64_t kMaxBucketBytes = int64_t{1} << 40;
 constexpr int64_t kMaxNewtonSchulzSteps = 100;
+constexpr int64_t kMostHistory = 100'000;
+/// Scales of the largest numbers that there are stay numbers.
+constexpr int64_t kMostMargin = 6;
 
 void add_run_options(ConfigSchema& schema, RunSettings& run) {
   schema.add("run.folder", &run.folder, "Where checkpoints, metrics and the report go");
@@ -175,6 +178,19 @@ void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
                   "them read, which is kept for the backward pass, and sent to experts, in FP8");
   schema.add("precision.emulate", &precision.emulate,
              "Multiply rounded numbers in BF16 also where the GPU multiplies FP8");
+  DelayedScaling& delayed = precision.delayed;
+  schema.add("precision.amax_history", &delayed.history,
+             "With recipe tensorwise_delayed: steps whose largest values a scale is made of",
+             between(1, kMostHistory));
+  schema.add_enum("precision.amax_algorithm", &delayed.choice,
+                  {{"max", AmaxChoice::kMax}, {"most_recent", AmaxChoice::kMostRecent}},
+                  "Likewise: of these the largest, or the newest");
+  schema.add("precision.amax_margin", &delayed.margin,
+             "Likewise: powers of two that values may grow by before they are beyond their scale",
+             between(0, kMostMargin));
+  schema.add_enum("precision.overflow", &delayed.overflows, {{"saturate", false}, {"skip", true}},
+                  "Likewise: values beyond their scale become the largest number, or the step is "
+                  "skipped; they are counted");
 }
 
 void add_optimizer_options(ConfigSchema& schema, Settings& settings) {

@@ -8,6 +8,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/together.h"
 #include "core/file/file.h"
+#include "train/state/load_roundings.h"
 
 namespace tessera {
 namespace {
@@ -216,6 +217,11 @@ std::optional<ResumedRun> resume_run(const Settings& settings, const std::string
   kept ? state.load_held(reader) : state.load(reader);
   set_aside_damaged(found, world);
   if (kept) resumed.notes.push_back(describe_kept(reader, found));
+  if (!state.roundings().is_empty() && !has_roundings(reader)) {
+    resumed.notes.push_back(
+        "the checkpoint does not say how large what is rounded has been, since its recipe did not "
+        "ask: the first step is not rounded");
+  }
   for (std::string& note : compare_configs(checkpoint_config(reader), config_toml)) {
     resumed.notes.push_back(std::move(note));
   }

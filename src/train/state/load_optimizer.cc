@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/memory.h"
+#include "model/weights/rounding_history.h"
 #include "ops/adamw/state_rounding.h"
 #include "train/state/load_moments.h"
 
@@ -96,7 +97,7 @@ void load_optimizer(const CheckpointReader& reader, std::span<const ParameterSpe
   const bool same_masters = found.formats.master == own.formats.master;
   if (!same_masters) std::erase_if(slices, [](const auto& slice) { return !is_moment(slice); });
   reader.load_group(TensorGroup::kOptimizer, slices, list_state(parameters, found),
-                    Conversion::kFloats);
+                    Conversion::kFloats, RoundingHistory::names);
   for (const MomentSlice& moment : converted) convert_moment(reader, moment);
   if (!same_masters) convert_masters(reader, found.formats.master, optimizer);
 }

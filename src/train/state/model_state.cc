@@ -9,6 +9,7 @@
 #include "train/setup/replica_groups.h"
 #include "train/state/checkpointing.h"
 #include "train/state/load_optimizer.h"
+#include "train/state/load_roundings.h"
 #include "train/state/local_matrices.h"
 #include "train/state/modules.h"
 
@@ -184,7 +185,8 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
   // A weight, two moments with scales and a master of each parameter, and the expert biases.
   const int64_t slack = std::ssize(replicated) * 6 * kAlignment +
                         settings.model.num_moe_layers() *
-                            align_up(settings.model.moe.num_experts * dtype_size(DType::kF32));
+                            align_up(settings.model.moe.num_experts * dtype_size(DType::kF32)) +
+                        RoundingHistory::count_bytes(settings.model, batch_shape(settings));
   if (shards_fully(settings, run)) {
     const auto shard_groups = groups.for_full_sharding();
     // Of replicas the first saves.
@@ -246,7 +248,8 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
       formats_(settings.optimizer.formats),
       names_biases_(run.rank() == 0),
       parameters_(make_parameters(settings, run, backend.device())),
-      experts_(make_expert_states(config_, backend.device())) {
+      experts_(make_expert_states(config_, backend.device())),
+      roundings_(config_, batch_shape(settings), backend.device()) {
   const ReplicaGroups groups(settings, run, world);
   const auto parameters = list_replicated(parameters_, groups, settings, run);
   if (shards_fully(settings, run)) {
@@ -307,7 +310,14 @@ std::vector<NamedSlice> ModelState::owned_model() const {
 }
 
 std::vector<NamedSlice> ModelState::owned_optimizer() const {
-  return optimizer().state_slices(HeldPart::kOwned);
+  auto slices = optimizer().state_slices(HeldPart::kOwned);
+  if (names_biases_) append_roundings(slices);
+  return slices;
+}
+
+void ModelState::append_roundings(std::vector<NamedSlice>& slices) const {
+  const std::vector<NamedSlice> roundings = roundings_.slices();
+  slices.insert(slices.end(), roundings.begin(), roundings.end());
 }
 
 std::vector<NamedSlice> ModelState::held_model() const {
@@ -318,13 +328,16 @@ std::vector<NamedSlice> ModelState::held_model() const {
 }
 
 std::vector<NamedSlice> ModelState::held_optimizer() const {
-  return optimizer().state_slices(HeldPart::kHeld);
+  auto slices = optimizer().state_slices(HeldPart::kHeld);
+  append_roundings(slices);
+  return slices;
 }
 
 void ModelState::load_held(const CheckpointReader& reader) {
-  for (const auto& slices : {held_model(), held_optimizer()}) {
+  for (const auto& slices : {held_model(), optimizer().state_slices(HeldPart::kHeld)}) {
     for (const NamedSlice& held : slices) reader.load_slice(held.name, held.slice, held.tensor);
   }
+  load_roundings(reader, roundings_);
 }
 
 LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64_t seed) {
@@ -358,6 +371,7 @@ void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
   load_optimizer(reader, list_parameters(config_, dtype_), {optimizer_kind_, formats_},
                  optimizer());
+  load_roundings(reader, roundings_);
 }
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "model/run/training_model.h"
 #include "model/weights/parameters.h"
+#include "model/weights/rounding_history.h"
 #include "optim/sharded/fully_sharded.h"
 #include "optim/sharded/sharded_optimizer.h"
 #include "step/build/build_step.h"
@@ -75,6 +76,9 @@ class ModelState {
   StepParameters& step_parameters();
   std::vector<ExpertState>& experts() { return experts_; }
   const std::vector<ExpertState>& experts() const { return experts_; }
+  /// Of a recipe without delayed scales it is empty.
+  RoundingHistory& roundings() { return roundings_; }
+  const RoundingHistory& roundings() const { return roundings_; }
   DistributedOptimizer& optimizer();
   const DistributedOptimizer& optimizer() const;
 
@@ -82,17 +86,19 @@ class ModelState {
   /// them, and before the state is destroyed, since other ranks count on this one.
   void wait_weights();
 
-  /// For checkpoints: weights and expert biases, and moments and masters, each element of the model
-  /// at one rank.
+  /// For checkpoints: weights and expert biases, and moments, masters and the history of roundings,
+  /// each element of the model at one rank.
   std::vector<NamedSlice> owned_model() const;
   std::vector<NamedSlice> owned_optimizer() const;
   /// Fills everything from a checkpoint of the same model and precision, whatever its layout and
-  /// the formats of its optimizer's state. Throws UserError otherwise.
+  /// the formats of its optimizer's state. Throws UserError otherwise. A history of roundings that
+  /// it lacks begins anew.
   void load(const CheckpointReader& reader);
   /// For copies that the same rank of the same layout loads: all that this rank holds.
   std::vector<NamedSlice> held_model() const;
   std::vector<NamedSlice> held_optimizer() const;
-  /// Fills everything from a part that has all that this rank holds. Throws UserError otherwise.
+  /// Fills everything from a part that has all that this rank holds. Throws UserError otherwise,
+  /// but for the history of roundings.
   void load_held(const CheckpointReader& reader);
   /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Layers of
   /// multi-token prediction that only the model has start from the seed, those that only the
@@ -102,14 +108,16 @@ class ModelState {
 
  private:
   void initialize(uint64_t seed, const std::function<bool(const std::string&)>& of);
+  void append_roundings(std::vector<NamedSlice>& slices) const;
 
   ModelConfig config_;
   DType dtype_;
   OptimizerKind optimizer_kind_;
   StateFormats formats_;
-  bool names_biases_;  ///< one rank saves the expert biases, which all have
+  bool names_biases_;  ///< one rank saves expert biases and roundings, which all have
   ParameterSet parameters_;
   std::vector<ExpertState> experts_;
+  RoundingHistory roundings_;
   // One of the two:
   std::unique_ptr<ShardedOptimizer> replicated_;
   std::unique_ptr<FullySharded> sharded_;

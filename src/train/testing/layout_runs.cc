@@ -94,6 +94,15 @@ Settings settings_for_layouts(const std::filesystem::path& folder) {
   return settings;
 }
 
+std::vector<float> list_roundings(const RoundingHistory& history) {
+  std::vector<float> all;
+  for (const RoundingHistory::Layer& layer : history.layers()) {
+    const auto amax = layer.amax.get().span<float>();
+    all.insert(all.end(), amax.begin(), amax.end());
+  }
+  return all;
+}
+
 RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save,
                  const DeviceChooser& choose) {
   settings.parallel = layout.parallel;
@@ -114,6 +123,9 @@ RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bo
     trainer.state().wait_weights();
     const std::scoped_lock lock(mutex);
     gather_parts(trainer.state().owned_model(), whole);
+    const std::vector<float> roundings = list_roundings(trainer.state().roundings());
+    if (end.roundings.empty()) end.roundings = roundings;
+    EXPECT_EQ(end.roundings, roundings) << "rank " << world.rank();
   });
   for (const auto& [name, tensor] : whole)
     end.weights.insert(end.weights.end(), tensor.values.begin(), tensor.values.end());
@@ -123,6 +135,7 @@ RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bo
 void expect_same_end(const RunEnd& found, const RunEnd& expected) {
   EXPECT_EQ(found.losses, expected.losses);
   EXPECT_EQ(found.weights, expected.weights);
+  EXPECT_EQ(found.roundings, expected.roundings);
 }
 
 }  // namespace tessera::testing

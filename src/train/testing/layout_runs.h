@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "model/weights/rounding_history.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/settings.h"
 
@@ -32,7 +33,11 @@ Settings settings_for_layouts(const std::filesystem::path& folder);
 struct RunEnd {
   std::vector<double> losses;  ///< of the steps that it ran
   std::vector<float> weights;  ///< of all parameters, whole, by name
+  /// With delayed scales: rank 0's history, layer by layer; the same on all ranks.
+  std::vector<float> roundings = {};
 };
+
+std::vector<float> list_roundings(const RoundingHistory& history);
 
 /// Continues the run in settings.run.folder (or starts it) up to `steps` steps on that layout,
 /// ranks being threads; saves at the end where `save`.

@@ -74,6 +74,30 @@ TEST_F(RoundedProductsCuda, Fp8LearnsAsItsEmulation) {
   }
 }
 
+/// Also where the GPU repeats recorded steps.
+TEST_F(RoundedProductsCuda, DelayedScalesAreThoseOfTheHost) {
+  Settings settings = tiny_settings(folder_);
+  settings.train.precision = Precision::kFp8;
+  settings.precision.recipe = "tensorwise_delayed";
+  settings.precision.delayed.history = 8;
+  settings.run.resume = ResumeMode::kNever;
+  const auto roundings_after = [&](int64_t steps, DeviceChoice device, GraphMode graphs) {
+    Settings chosen = settings;
+    chosen.run.device = device;
+    chosen.run.cuda_graphs = graphs;
+    const auto trainer = make_trainer(chosen);
+    for (int64_t i = 0; i < steps; ++i) trainer->step();
+    return list_roundings(trainer->state().roundings());
+  };
+  const auto expected = roundings_after(1, DeviceChoice::kCpu, GraphMode::kAuto);
+  const auto found = roundings_after(1, DeviceChoice::kCuda, GraphMode::kAuto);
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(found[i], expected[i], 0.05 * expected[i] + 1e-7) << i;
+  EXPECT_EQ(roundings_after(6, DeviceChoice::kCuda, GraphMode::kAuto),
+            roundings_after(6, DeviceChoice::kCuda, GraphMode::kOff));
+}
+
 TEST_F(RoundedProductsCuda, WithoutAnyAreThoseOfBf16) {
   Settings settings = tiny_settings(folder_);
   settings.train.steps = settings.schedule.num_steps = 3;

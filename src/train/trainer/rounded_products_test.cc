@@ -113,7 +113,7 @@ TEST_F(RoundedProducts, RecomputationKeepsTheBits) {
 /// weight gradients, sharded state. Blocks of neighbouring tokens are others where tokens are
 /// spread, blocks of features where weights are cut off the blocks' borders.
 TEST_F(RoundedProducts, LayoutsAgree) {
-  for (const std::string recipe : {"blockwise", "tensorwise", "rowwise"}) {
+  for (const std::string recipe : {"blockwise", "tensorwise", "tensorwise_delayed", "rowwise"}) {
     Settings settings = testing::settings_for_layouts(folder_.file(""));
     settings.train.precision = Precision::kFp8;
     settings.precision.recipe = recipe;
@@ -168,8 +168,11 @@ TEST_P(RoundedProductFamilies, AreNearBf16) {
   run(settings);
   const std::vector<double> expected = take_losses();
   settings.train.precision = Precision::kFp8;
-  settings.precision.recipe = "mxfp8";
-  for (const auto saved : {SavedPrecision::kBf16, SavedPrecision::kFp8}) {
+  for (const auto& [recipe, saved] : {std::pair("mxfp8", SavedPrecision::kBf16),
+                                      std::pair("mxfp8", SavedPrecision::kFp8),
+                                      std::pair("tensorwise_delayed", SavedPrecision::kBf16)}) {
+    SCOPED_TRACE(recipe);
+    settings.precision.recipe = recipe;
     settings.precision.saved = saved;
     try {
       validate(settings);

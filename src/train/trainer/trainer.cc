@@ -18,6 +18,7 @@
 #include "train/setup/size_check.h"
 #include "train/setup/step_schedule.h"
 #include "train/state/initial_weights.h"
+#include "train/trainer/step_tallies.h"
 
 namespace tessera {
 namespace {
@@ -210,7 +211,8 @@ void Trainer::check_limit() {
 
 void Trainer::plan_peer_copies() {
   if (!settings_.peer.copy) return;
-  peers_ = std::make_unique<PeerCopies>(settings_, layout_, prediction_.state.held());
+  const int64_t roundings = RoundingHistory::count_bytes(settings_.model, batch_shape(settings_));
+  peers_ = std::make_unique<PeerCopies>(settings_, layout_, prediction_.state.held() + roundings);
   prediction_.peer_copies = peers_->num_bytes();
   initial_notes_.insert(initial_notes_.end(), peers_->notes().begin(), peers_->notes().end());
 }
@@ -259,6 +261,7 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
   } else {
     state_->initialize(static_cast<uint64_t>(settings_.run.seed));
   }
+  set_scales(state_->roundings(), model_->roundings());
   return resumed;
 }
 
@@ -364,6 +367,10 @@ class Trainer::Step final : public StepHost {
     trainer_.sum_over_ranks(outcome_);
     trainer_.sum_expert_counts();
     trainer_.clip_heads(own.max_logits, outcome_);
+    const RoundingHistory& roundings = trainer_.state_->roundings();
+    trainer_.tallies_ =
+        collect_tallies(roundings, trainer_.model_->roundings(), *trainer_.layout_.world);
+    outcome_.roundings = count_roundings(roundings, trainer_.tallies_);
     return std::isfinite(outcome_.loss);
   }
 
@@ -403,6 +410,8 @@ void Trainer::finish_step(const StepOutcome& outcome) {
   } else if (settings_.model.moe.has_expert_bias()) {
     update_expert_biases(state_->experts(), settings_.model.moe.bias_update_speed);
   }
+  state_->roundings().add(tallies_, outcome.skipped());
+  set_scales(state_->roundings(), model_->roundings());
   ++position_.step;
   position_.tokens_seen += outcome.num_tokens;
 }

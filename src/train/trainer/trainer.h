@@ -36,6 +36,8 @@ struct StepOutcome {
   int64_t dropped = 0;
   double max_logit = 0;       ///< with QK clip: as StepRecord's
   int64_t clipped_heads = 0;  ///< likewise
+  /// By layer, where scales are delayed.
+  std::vector<RoundingCounts> roundings;
   StepResult update;
   bool skipped() const { return !update.updated; }
 };
@@ -164,7 +166,8 @@ class Trainer {
   RunPosition position_;
   std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;
-  DataIdentity data_identity_;  // rank 0's has the fingerprint
+  std::vector<LayerTally> tallies_;  // of the step, all ranks'
+  DataIdentity data_identity_;       // rank 0's has the fingerprint
   double step_flops_ = 0;
 };
 
