@@ -18,10 +18,12 @@
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
 #include "ops/add_bias/add_bias.h"
+#include "ops/attention_sink/attention_sink.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/expert_activation.h"
+#include "ops/expert_bias/expert_bias.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/norm_rope/norm_rope.h"
@@ -140,6 +142,15 @@ void add_rotations(Cases& cases, const std::string& name, const ValueType& type,
       {type, weight, kPositions, {DType::kF32, {kTokens, heads}}, type});
 }
 
+void add_sinks(Cases& cases) {
+  const AttentionSink sink({.num_heads = kHeads, .num_sinks = kHeads});
+  const ValueType lse{DType::kF32, {kHeads, kTokens}};
+  const ValueType sinks{DType::kF32, {kHeads}};
+  add(cases, "attention_sink", std::make_shared<AttentionSink>(sink), {kQueries, lse, sinks});
+  add(cases, "attention_sink_backward", std::make_shared<AttentionSinkBackward>(sink),
+      {kQueries, kQueries, lse, sinks});
+}
+
 /// As attention takes them.
 void add_rotations_of_both(Cases& cases) {
   const RotarySpec spec = {.num_heads = kHeads,
@@ -172,6 +183,9 @@ void add_activations(Cases& cases) {
   add(cases, "expert_activation_backward and act",
       std::make_shared<ExpertActivationBackward>(experts, true),
       {rows(kRoutedRows, kExpertSize), pre, probs, offsets});
+  const ExpertBias bias({.sizes = std::vector<int64_t>(kExperts, 2 * kExpertSize)});
+  add(cases, "expert_bias", std::make_shared<ExpertBias>(bias), {pre, bias.bias_type(), offsets});
+  add(cases, "expert_bias_backward", std::make_shared<ExpertBiasBackward>(bias), {pre, offsets});
   const ValueType logit = rows(kTokens, 1);
   add(cases, "sigmoid_gate", make_sigmoid_gate(), {kStates, logit});
   add(cases, "sigmoid_gate_backward", std::make_shared<SigmoidGateBackward>(),
@@ -226,6 +240,7 @@ Cases make_cases() {
   add_rotations(cases, "queries", kQueries, kHeads);
   add_rotations(cases, "keys", kKeys, kKeyHeads);
   add_rotations_of_both(cases);
+  add_sinks(cases);
   add_activations(cases);
   add_embeddings(cases);
   add_heads(cases);

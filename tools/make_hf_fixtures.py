@@ -46,6 +46,11 @@ CASES = {
                                    use_sliding_window=True, sliding_window=5, max_window_layers=1)),
     "mixtral_window_gelu": ("Mixtral", dict(SMALL, num_local_experts=4, num_experts_per_tok=2, sliding_window=9,
                                             tie_word_embeddings=True, hidden_act="gelu")),
+    "gpt_oss": ("GptOss", dict(
+        {**SMALL, "intermediate_size": 32}, head_dim=16, num_local_experts=6, num_experts_per_tok=2, sliding_window=7,
+        output_router_logits=True, router_aux_loss_coef=0.05,
+        rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0,
+                             truncate=False, original_max_position_embeddings=16))),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
@@ -69,6 +74,8 @@ def randomize(model, generator):
             tensor.data = 1 + 0.1 * noise
         elif name.endswith("embed_tokens.weight"):
             tensor.data = 0.5 * noise
+        elif name.endswith(("gate_up_proj_bias", "sinks")):  # so that some gates are clamped
+            tensor.data = (3.0 if name.endswith("bias") else 1.0) * noise
         else:
             tensor.data = (0.03 if "correction_bias" in name else 0.12) * noise
 

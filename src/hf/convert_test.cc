@@ -111,7 +111,9 @@ TEST_P(RoundTrip, GivesBackEveryByteThroughShards) {
 }
 
 TEST_P(RoundTrip, ReadsAndWritesFusedExperts) {
-  if (!read_hf_config(hf_fixture(GetParam())).family->is_moe()) GTEST_SKIP() << "a dense family";
+  const Family& family = *read_hf_config(hf_fixture(GetParam())).family;
+  if (!family.is_moe()) GTEST_SKIP() << "a dense family";
+  if (family.expert_tensors != ExpertTensors::kPlain) GTEST_SKIP() << "always fused";
   const LooseTensors plain = read_loose(hf_fixture(GetParam()));
   LooseTensors fused = fuse_experts(plain, GetParam());
   write_model(scratch_ / "fused", GetParam(), fused);
@@ -363,6 +365,16 @@ TEST_F(Refusal, ExportNamesWhatNoFamilyExpresses) {
   model.moe.latent_size = 8;
   EXPECT_THAT(error_of([&] { find_family_for(model); }),
               HasSubstr("moe.latent_size: 8 here, 0 there"));
+}
+
+TEST_F(Refusal, ExportSplitsNoExpertsThatAreAlwaysFused) {
+  import_plain(hf_fixture("gpt_oss"), scratch_ / "own");
+  const ModelConfig model = read_hf_config(hf_fixture("gpt_oss")).model;
+  const auto split = [](ExportRequest& request) { request.fused_experts = false; };
+  EXPECT_THAT(error_of([&] {
+                export_plain(scratch_ / "own", scratch_ / "back", model, DType::kF32, split);
+              }),
+              HasSubstr("leave --experts split out"));
 }
 
 TEST_F(Refusal, ExportRefusesAModelThatIsNotThatOfItsCompanions) {

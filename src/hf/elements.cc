@@ -91,6 +91,16 @@ void transpose(const MatrixView& from, int64_t first, int64_t count, std::byte* 
   }
 }
 
+/// Calls copy(place in halves, place in turn), in bytes, for all elements of a row.
+template <typename Copy>
+void for_each_of_halves(int64_t rows, int64_t cols, int64_t size, Copy copy) {
+  const int64_t half = cols / 2;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < cols; ++i)
+      copy((row * cols + i) * size, (row * cols + i % half * 2 + i / half) * size);
+  }
+}
+
 }  // namespace
 
 bool is_float_storage(DType dtype) {
@@ -114,6 +124,22 @@ void convert_elements(const std::byte* from, DType from_type, std::byte* to, DTy
   } else {
     convert_to<Half>(from, to, to_type, count);
   }
+}
+
+void split_alternating(const std::byte* from, int64_t rows, int64_t cols, DType dtype,
+                       std::byte* to) {
+  const int64_t size = dtype_size(dtype);
+  for_each_of_halves(rows, cols, size, [&](int64_t halves, int64_t in_turn) {
+    std::memcpy(to + halves, from + in_turn, size);
+  });
+}
+
+void alternate_halves(const std::byte* from, int64_t rows, int64_t cols, DType dtype,
+                      std::byte* to) {
+  const int64_t size = dtype_size(dtype);
+  for_each_of_halves(rows, cols, size, [&](int64_t halves, int64_t in_turn) {
+    std::memcpy(to + in_turn, from + halves, size);
+  });
 }
 
 void transpose_columns(const MatrixView& from, int64_t first, int64_t count, std::byte* to,

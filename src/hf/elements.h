@@ -31,4 +31,12 @@ struct MatrixView {
 void transpose_columns(const MatrixView& from, int64_t first, int64_t count, std::byte* to,
                        DType to_type);
 
+/// Rows of two halves, whose elements stand in turn in `from`, with the halves one behind the
+/// other. `cols` is even.
+void split_alternating(const std::byte* from, int64_t rows, int64_t cols, DType dtype,
+                       std::byte* to);
+/// The way back.
+void alternate_halves(const std::byte* from, int64_t rows, int64_t cols, DType dtype,
+                      std::byte* to);
+
 }  // namespace tessera

@@ -101,6 +101,12 @@ void decide_layout(const ExportRequest& request, Export& work) {
     work.record.dtype = *request.options.dtype;
     work.record.other_dtypes.clear();
   }
+  const bool alternating = work.family->expert_tensors == ExpertTensors::kAlternating;
+  require(!alternating || request.fused_experts.value_or(true),
+          "the experts of model type '{}' are in one tensor for each layer; leave --experts split "
+          "out",
+          work.family->model_type);
+  if (alternating) work.record.layout.fused_experts = true;
   if (request.fused_experts) {
     work.record.layout.fused_experts = *request.fused_experts;
     work.record.layout.plain_moe_name = *request.fused_experts && work.family->moe_name != "mlp";

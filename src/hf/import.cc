@@ -131,8 +131,9 @@ HfRecord make_record(const TensorMap& map, const HfTensors& tensors, const HfLay
   HfRecord record;
   record.layout = layout;
   for (size_t i = 0; i < map.hf.size(); ++i) {
-    DType dtype = tensors.find(map.hf[i].name)->entry->dtype;
+    const HfTensor* found = tensors.find(map.hf[i].name);  // null: packed
     const DType own = map.own[plan[i].front().source].dtype;
+    DType dtype = found == nullptr ? own : found->entry->dtype;
     if (!is_float_storage(dtype) || !is_exact(dtype, own)) dtype = own;
     if (i == 0) record.dtype = dtype;
     if (dtype != record.dtype) record.other_dtypes[map.hf[i].name] = dtype;
@@ -141,13 +142,22 @@ HfRecord make_record(const TensorMap& map, const HfTensors& tensors, const HfLay
 }
 
 void note_scaled(Import& work) {
-  const auto count = std::ranges::count_if(work.map.hf, [&](const MappedTensor& tensor) {
-    return work.tensors.find(tensor.name)->entry->dtype == DType::kE4M3;
-  });
-  if (count == 0) return;
-  work.notes.push_back(
-      fmt::format("{} matrices of E4M3 numbers become {}, by their scales; an export has them so",
-                  count, work.dtype == DType::kBF16 ? "BF16" : "F32"));
+  int64_t scaled = 0;
+  int64_t packed = 0;
+  for (const MappedTensor& tensor : work.map.hf) {
+    const HfTensor* found = work.tensors.find(tensor.name);
+    packed += found == nullptr ? 1 : 0;
+    scaled += found != nullptr && found->entry->dtype == DType::kE4M3 ? 1 : 0;
+  }
+  const auto note = [&](int64_t count, const char* what) {
+    if (count == 0) return;
+    work.notes.push_back(
+        fmt::format("{} {} numbers become {}, by their scales; an export has them "
+                    "so",
+                    count, what, work.dtype == DType::kBF16 ? "BF16" : "F32"));
+  };
+  note(scaled, "matrices of E4M3");
+  note(packed, "tensors of MXFP4");
 }
 
 Import prepare(const ImportRequest& request) {
@@ -172,7 +182,7 @@ Import prepare(const ImportRequest& request) {
   work.dtype = choose_dtype(request, work.tensors);
   work.map = map_tensors(*work.config.family, model, work.dtype, layout);
   check_tensors(work.map, work.tensors, ignored);
-  check_stored_types(work.map, work.tensors, work.config.scales);
+  check_stored_types(work.map, work.tensors, work.config.scales, work.config.mxfp4);
   note_scaled(work);
   check_copies(work.map, work.tensors);
   work.record = make_record(work.map, work.tensors, layout);

@@ -30,6 +30,13 @@ std::vector<Tensor> order_tensors(const TensorMap& map, std::span<const NamedTen
 void load_link(const TensorLink& link, const HfTensor& source, const Tensor& target) {
   const DType from = source.entry->dtype;
   const std::byte* data = source.bytes().data() + link.hf_begin * dtype_size(from);
+  std::vector<std::byte> split;
+  if (link.alternating) {
+    split.resize(link.num_elements() * dtype_size(from));
+    split_alternating(data, link.num_elements() / link.hf_cols(), link.hf_cols(), from,
+                      split.data());
+    data = split.data();
+  }
   std::byte* to = static_cast<std::byte*>(target.data) + link.own_begin * dtype_size(target.dtype);
   if (link.transposed) {
     transpose_columns({data, link.cols, link.rows, from}, 0, link.rows, to, target.dtype);

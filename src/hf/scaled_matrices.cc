@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/fp8.h"
 #include "hf/elements.h"
+#include "hf/family/packed_tensors.h"
 
 namespace tessera {
 namespace {
@@ -65,8 +66,15 @@ std::vector<std::string> list_scales(const HfTensors& tensors) {
 }
 
 void check_stored_types(const TensorMap& map, const HfTensors& tensors,
-                        const std::optional<BlockScales>& blocks) {
+                        const std::optional<BlockScales>& blocks, bool mxfp4) {
   for (const MappedTensor& tensor : map.hf) {
+    if (tensors.find(tensor.name) == nullptr) {
+      require(mxfp4,
+              "{}: tensor {} has MXFP4 numbers, and only a folder whose config.json says so in "
+              "'quantization_config' is converted; convert it first",
+              tensors.path().string(), quote_for_message(packed_blocks_name(tensor.name)));
+      continue;
+    }
     const HfTensor& found = *tensors.find(tensor.name);
     if (is_float_storage(found.entry->dtype)) continue;
     require(found.entry->dtype == DType::kE4M3,

@@ -18,10 +18,10 @@ const HfTensor* find_scales(const HfTensors& tensors, const std::string& name);
 /// The names of all scales of E4M3 matrices.
 std::vector<std::string> list_scales(const HfTensors& tensors);
 
-/// Throws UserError unless each mapped tensor is F32, BF16 or F16, or an E4M3 matrix with scales
-/// that fit `blocks`.
+/// Throws UserError unless each mapped tensor is F32, BF16 or F16, an E4M3 matrix with scales that
+/// fit `blocks`, or, with `mxfp4`, packed (family/packed_tensors.h).
 void check_stored_types(const TensorMap& map, const HfTensors& tensors,
-                        const std::optional<BlockScales>& blocks);
+                        const std::optional<BlockScales>& blocks, bool mxfp4 = false);
 
 /// Elements [begin, begin + count) of an E4M3 matrix as the F32 numbers that they stand for.
 void read_scaled(const HfTensor& matrix, const HfTensor& scales, const BlockScales& blocks,

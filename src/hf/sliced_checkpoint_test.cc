@@ -39,7 +39,7 @@ TEST_P(SlicedExport, GivesBackEveryByte) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, SlicedExport,
-                         ::testing::Values("llama", "mixtral", "deepseek_v3"),
+                         ::testing::Values("llama", "mixtral", "deepseek_v3", "gpt_oss"),
                          [](const auto& info) { return info.param; });
 
 TEST(SlicedCheckpoint, UpcyclesToTheSameBytes) {

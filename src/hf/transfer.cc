@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "hf/elements.h"
+#include "hf/family/packed_tensors.h"
 #include "hf/scaled_matrices.h"
 
 namespace tessera {
@@ -20,6 +21,13 @@ class HfSource final : public ElementSource {
     std::set<const SafetensorsReader*> files;
     for (const MappedTensor& tensor : map.hf) {
       tensors_.push_back(tensors.find(tensor.name));
+      packed_.push_back(tensors_.back() == nullptr ? find_packed(tensors, tensor.name)
+                                                   : std::nullopt);
+      if (packed_.back()) {
+        files.insert({packed_.back()->blocks->file, packed_.back()->scales->file});
+        scales_.push_back(nullptr);
+        continue;
+      }
       files.insert(tensors_.back()->file);
       const bool scaled = tensors_.back()->entry->dtype == DType::kE4M3;
       scales_.push_back(scaled ? find_scales(tensors, tensor.name) : nullptr);
@@ -29,9 +37,15 @@ class HfSource final : public ElementSource {
     files_.assign(files.begin(), files.end());
   }
   DType dtype(size_t tensor) const override {
-    return scales_[tensor] != nullptr ? DType::kF32 : tensors_[tensor]->entry->dtype;
+    const bool coded = packed_[tensor] || scales_[tensor] != nullptr;
+    return coded ? DType::kF32 : tensors_[tensor]->entry->dtype;
   }
   std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) override {
+    if (packed_[tensor]) {
+      values_.resize(count);
+      read_packed(*packed_[tensor], begin, values_);
+      return std::as_bytes(std::span(values_));
+    }
     if (scales_[tensor] != nullptr) {
       values_.resize(count);
       read_scaled(*tensors_[tensor], *scales_[tensor], *blocks_, begin, values_);
@@ -50,6 +64,7 @@ class HfSource final : public ElementSource {
   std::optional<BlockScales> blocks_;
   std::vector<const HfTensor*> tensors_;
   std::vector<const HfTensor*> scales_;  // null: the elements are the values
+  std::vector<std::optional<PackedTensor>> packed_;
   std::vector<const SafetensorsReader*> files_;
   std::vector<float> values_;
 };
@@ -123,13 +138,14 @@ class Transfer {
     std::span<const std::byte> whole;
     if (block.transposed) {
       whole = source_.read(block.source, block.source_begin, block.num_elements());
+      if (block.halves == Halves::kSplit) whole = split(whole, block.cols, block.rows, from);
     }
     for (int64_t row = 0; row < block.rows; row += step) {
       const int64_t count = std::min(step, block.rows - row);
       if (block.transposed) {
         std::byte* out = room(count * block.cols * dtype_size(to));
         transpose_columns({whole.data(), block.cols, block.rows, from}, row, count, out, to);
-        give(block.source, buffer_, to);
+        give_arranged(block, count, to);
       } else {
         give_rows(block, row, count, to);
       }
@@ -140,9 +156,27 @@ class Transfer {
     const DType from = source_.dtype(block.source);
     const int64_t count = num_rows * block.cols;
     const auto elements = source_.read(block.source, block.source_begin + row * block.cols, count);
-    if (from == to) return give(block.source, elements, to);
+    const bool arranged = block.halves == Halves::kAsTheyAre;
+    if (from == to && arranged) return give(block.source, elements, to);
     convert_elements(elements.data(), from, room(count * dtype_size(to)), to, count);
-    give(block.source, buffer_, to);
+    if (block.halves == Halves::kSplit)
+      return give(block.source, split(buffer_, num_rows, block.cols, to), to);
+    give_arranged(block, num_rows, to);
+  }
+
+  /// The rows in `buffer_`, whose halves are put in turn where the target has them so.
+  void give_arranged(const BlockCopy& block, int64_t num_rows, DType dtype) {
+    if (block.halves != Halves::kInTurn) return give(block.source, buffer_, dtype);
+    arranged_.resize(buffer_.size());
+    alternate_halves(buffer_.data(), num_rows, block.cols, dtype, arranged_.data());
+    give(block.source, arranged_, dtype);
+  }
+
+  std::span<const std::byte> split(std::span<const std::byte> elements, int64_t rows, int64_t cols,
+                                   DType dtype) {
+    arranged_.resize(elements.size());
+    split_alternating(elements.data(), rows, cols, dtype, arranged_.data());
+    return arranged_;
   }
 
   void give(size_t source, std::span<const std::byte> elements, DType dtype) {
@@ -159,6 +193,7 @@ class Transfer {
   const TransferRequest& request_;
   const std::function<void(std::span<const std::byte>)>& sink_;
   std::vector<std::byte> buffer_;
+  std::vector<std::byte> arranged_;  // rows with their halves elsewhere
 };
 
 }  // namespace
@@ -193,8 +228,9 @@ std::unique_ptr<ElementSource> make_checkpoint_source(const TensorMap& map,
 Plan plan_to_own(const TensorMap& map) {
   Plan plan(map.own.size());
   for (const TensorLink& link : map.links) {
-    plan[link.own].push_back(
-        {link.hf, link.hf_begin, link.own_begin, link.rows, link.cols, link.transposed});
+    plan[link.own].push_back({link.hf, link.hf_begin, link.own_begin, link.rows, link.cols,
+                              link.transposed,
+                              link.alternating ? Halves::kSplit : Halves::kAsTheyAre});
   }
   sort_blocks(plan);
   return plan;
@@ -205,7 +241,8 @@ Plan plan_to_hf(const TensorMap& map) {
   for (const TensorLink& link : map.links) {
     const int64_t rows = link.transposed ? link.cols : link.rows;
     const int64_t cols = link.transposed ? link.rows : link.cols;
-    plan[link.hf].push_back({link.own, link.own_begin, link.hf_begin, rows, cols, link.transposed});
+    plan[link.hf].push_back({link.own, link.own_begin, link.hf_begin, rows, cols, link.transposed,
+                             link.alternating ? Halves::kInTurn : Halves::kAsTheyAre});
   }
   for (const auto& [copy, original] : map.copies) plan[copy] = plan[original];
   sort_blocks(plan);

@@ -56,13 +56,20 @@ class PageKeeper {
 };
 
 /// The tensors of a Hugging Face folder, numbered as in `map.hf`; all must be there. E4M3 matrices
-/// are read as F32, by their scales.
+/// and MXFP4 tensors are read as F32, by their scales.
 std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors,
                                               const std::optional<BlockScales>& scales);
 
 /// The tensors of a checkpoint, numbered as in `map.own`; all must be there.
 std::unique_ptr<ElementSource> make_checkpoint_source(const TensorMap& map,
                                                       const CheckpointReader& reader);
+
+/// Whether two halves of rows stand in turn on one side (TensorLink::alternating).
+enum class Halves : uint8_t {
+  kAsTheyAre,
+  kSplit,   ///< in turn in the source's rows, one behind the other in the target
+  kInTurn,  ///< the reverse
+};
 
 /// A block as one direction of a conversion sees it.
 struct BlockCopy {
@@ -72,6 +79,7 @@ struct BlockCopy {
   int64_t rows = 0;  ///< of the target's block; the source's is [cols, rows] where transposed
   int64_t cols = 0;
   bool transposed = false;
+  Halves halves = Halves::kAsTheyAre;
 
   int64_t num_elements() const { return rows * cols; }
 };

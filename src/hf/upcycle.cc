@@ -239,7 +239,7 @@ ModelConfig upcycled_model(const ModelConfig& dense, const UpcycleSpec& spec) {
   require(model.num_moe_layers() == 0,
           "the model has {} with experts already; upcycling takes a dense model",
           format_things(model.num_moe_layers(), "layer"));
-  require(!dense.mlp_bias, "the model's MLPs have biases, which experts do not have");
+  require(!dense.mlp_bias, "the model's MLPs have biases, which upcycling does not take");
   require(spec.copies >= 1 && spec.granularity >= 1 && spec.top_k >= 1,
           "experts {}, granularity {} and top-k {} must be at least 1", spec.copies,
           spec.granularity, spec.top_k);

@@ -28,6 +28,7 @@ std::vector<BlockCopy> to_identity(std::span<const BlockCopy> blocks, size_t ten
     block.source = tensor;
     block.source_begin = block.target_begin;
     block.transposed = false;
+    block.halves = Halves::kAsTheyAre;
   }
   return identity;
 }

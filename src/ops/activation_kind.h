@@ -10,13 +10,20 @@ enum class Activation {
   kSwiGLU,     ///< silu(gate) · up
   kGeGLU,      ///< gelu(gate) · up
   kGeGLUTanh,  ///< the same with GELU's tanh approximation
-  kGelu,       ///< x · Φ(x), Φ the normal distribution function (exact, by erfc)
-  kGeluTanh,   ///< GELU's tanh approximation (GPT-2's "gelu_new")
+  /// g · sigmoid(1.702 g) · (clamp(up, -7, 7) + 1), g = min(gate, 7): gpt-oss's clamped SwiGLU
+  /// (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, section 2.2)
+  kSwiGLUOai,
+  kGelu,      ///< x · Φ(x), Φ the normal distribution function (exact, by erfc)
+  kGeluTanh,  ///< GELU's tanh approximation (GPT-2's "gelu_new")
 };
+
+/// Of kSwiGLUOai: the sigmoid's gain, and where its inputs are clamped.
+inline constexpr float kOaiAlpha = 1.702F;
+inline constexpr float kOaiLimit = 7.0F;
 
 constexpr bool is_gated(Activation kind) {
   return kind == Activation::kSwiGLU || kind == Activation::kGeGLU ||
-         kind == Activation::kGeGLUTanh;
+         kind == Activation::kGeGLUTanh || kind == Activation::kSwiGLUOai;
 }
 
 constexpr std::string_view activation_name(Activation kind) {
@@ -27,6 +34,8 @@ constexpr std::string_view activation_name(Activation kind) {
       return "geglu";
     case Activation::kGeGLUTanh:
       return "geglu_tanh";
+    case Activation::kSwiGLUOai:
+      return "swiglu_oai";
     case Activation::kGelu:
       return "gelu";
     case Activation::kGeluTanh:

@@ -12,8 +12,15 @@ struct Slope {
   simd::Vec derivative;
 };
 
+/// The other factor of a gated activation as it is.
+struct PlainOther {
+  static simd::Vec other(simd::Vec up) { return up; }
+  /// The gradient of `up` where `grad` is that of the factor.
+  static simd::Vec other_grad(simd::Vec /*up*/, simd::Vec grad) { return grad; }
+};
+
 /// x · sigmoid(x).
-struct Silu {
+struct Silu : PlainOther {
   static simd::Vec value(simd::Vec x) { return x * simd::sigmoid(x); }
   static Slope slope(simd::Vec x) {
     const simd::Vec s = simd::sigmoid(x);
@@ -23,7 +30,7 @@ struct Silu {
 
 /// x · Φ(x). Φ(-|x|) = e^(-x²/2) · t P(t) with t = 1 / (1 + 0.35 |x|) and P of degree 8, fitted for
 /// the least relative error (3.2e-8) over |x| <= 14, where the exponential has reached 0.
-struct Gelu {
+struct Gelu : PlainOther {
   static simd::Vec value(simd::Vec x) { return x * parts(x).distribution; }
   static Slope slope(simd::Vec x) {
     const Parts p = parts(x);
@@ -55,7 +62,7 @@ struct Gelu {
 };
 
 /// x/2 · (1 + tanh(u)) = x · sigmoid(2u), u = sqrt(2/π) (x + 0.044715 x³).
-struct GeluTanh {
+struct GeluTanh : PlainOther {
   static simd::Vec value(simd::Vec x) { return x * simd::sigmoid(twice_u(x)); }
   static Slope slope(simd::Vec x) {
     const simd::Vec s = simd::sigmoid(twice_u(x));
@@ -71,7 +78,31 @@ struct GeluTanh {
   }
 };
 
-/// Calls run(Silu{}), run(Gelu{}) or run(GeluTanh{}), whichever `kind` applies to its (gate) input.
+/// x · sigmoid(alpha x) of a clamped gate, and the other factor of Activation::kSwiGLUOai.
+/// Gradients of what is clamped are 0, as PyTorch's.
+struct ClampedSilu {
+  static simd::Vec value(simd::Vec gate) {
+    const simd::Vec x = gate > kOaiLimit ? simd::broadcast(kOaiLimit) : gate;
+    return x * simd::sigmoid(kOaiAlpha * x);
+  }
+  static Slope slope(simd::Vec gate) {
+    const simd::Vec x = gate > kOaiLimit ? simd::broadcast(kOaiLimit) : gate;
+    const simd::Vec s = simd::sigmoid(kOaiAlpha * x);
+    const simd::Vec derivative = s * (1.0F + kOaiAlpha * x * (1.0F - s));
+    return {x * s, gate > kOaiLimit ? simd::Vec{} : derivative};
+  }
+  static simd::Vec other(simd::Vec up) {
+    const simd::Vec below = up > kOaiLimit ? simd::broadcast(kOaiLimit) : up;
+    return (below < -kOaiLimit ? simd::broadcast(-kOaiLimit) : below) + 1.0F;
+  }
+  static simd::Vec other_grad(simd::Vec up, simd::Vec grad) {
+    const simd::Vec below = up > kOaiLimit ? simd::Vec{} : grad;
+    return up < -kOaiLimit ? simd::Vec{} : below;
+  }
+};
+
+/// Calls run(Silu{}), run(Gelu{}), run(GeluTanh{}) or run(ClampedSilu{}), whichever `kind` applies
+/// to its (gate) input.
 template <typename Run>
 void with_activation(Activation kind, Run run) {
   switch (kind) {
@@ -83,6 +114,8 @@ void with_activation(Activation kind, Run run) {
     case Activation::kGeGLUTanh:
     case Activation::kGeluTanh:
       return run(GeluTanh{});
+    case Activation::kSwiGLUOai:
+      return run(ClampedSilu{});
   }
   ensure(false, "an unknown activation");
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention_operands.h"
+#include "ops/attention_sink/attention_sink.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "sharding/rule_table.h"
@@ -33,6 +34,13 @@ void check_queries(const AxisCall& call, const ShardState& q) {
   if (q.is(Kind::kPartial)) fault("queries are partial sums");
   if (q == ShardState::sharded(0) && !may_cut_tokens(call))
     fault("queries do not see the tokens that other ranks have of their sequence");
+}
+
+/// The sinks that a rank reads of them all are those of its own heads.
+bool takes_own_sinks(const AxisCall& call, const AttentionSinkSpec& spec, const ShardState& o,
+                     const ShardState& sinks) {
+  return spec.num_sinks > spec.num_heads && o == ShardState::sharded(1) &&
+         sinks.is(Kind::kReplicated) && factoring_of(call.axis) == Factoring::kDense;
 }
 
 }  // namespace
@@ -80,6 +88,27 @@ ShardStatesOf max_logits(const AxisCall& call) {
   }
   check_keys(call, q, k, k);
   return {{q == ShardState::sharded(1) ? ShardState::sharded(0) : q}};
+}
+
+ShardStatesOf attention_sink(const AxisCall& call) {
+  using Op = AttentionSink;
+  std::vector<ShardState> inputs(call.inputs.begin(), call.inputs.end());
+  const auto& op = dynamic_cast<const Op&>(call.op);
+  if (takes_own_sinks(call, op.spec(), inputs[Op::kO], inputs[Op::kSinks]))
+    inputs[Op::kSinks] = ShardState::sharded(0);
+  return follow(call, "o:tn l:nt s:n -> y:tn=o", inputs);
+}
+
+ShardStatesOf attention_sink_backward(const AxisCall& call) {
+  using Op = AttentionSinkBackward;
+  std::vector<ShardState> inputs(call.inputs.begin(), call.inputs.end());
+  const auto& op = dynamic_cast<const Op&>(call.op);
+  const bool own = takes_own_sinks(call, op.spec(), inputs[Op::kO], inputs[Op::kSinks]);
+  if (own) inputs[Op::kSinks] = ShardState::sharded(0);
+  ShardStatesOf grads = follow(call, "g:tn o:tn l:nt s:n -> do:tn=g dl:nt=g ds:n=g", inputs);
+  // A rank adds nothing to the sinks of the others' heads.
+  if (own && grads) (*grads)[Op::kGradSinks] = ShardState::partial();
+  return grads;
 }
 
 }  // namespace tessera::shard_rules

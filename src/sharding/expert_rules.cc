@@ -3,6 +3,7 @@
 #include "ops/block_sparse/block_sparse_product.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/expert_activation/activated_product.h"
+#include "ops/expert_bias/expert_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/route_map/capacity_limit.h"
 #include "ops/route_map/route_map.h"
@@ -82,6 +83,12 @@ std::vector<ShardState> followed_by(const ShardState& first, std::span<const Sha
   std::vector<ShardState> inputs = {first};
   inputs.insert(inputs.end(), others.begin(), others.end());
   return inputs;
+}
+
+/// Whether ranks of ETP have some of the columns of all biases each.
+bool adds_own_columns(const AxisCall& call, const ExpertBias& op) {
+  return call.axis == RankAxis::kEtp && !op.is_sparse() &&
+         op.sizes().largest() < call.types[0].shape[1];
 }
 
 /// Whether the ranks of a plan differ along the axis of experts.
@@ -188,6 +195,32 @@ ShardStatesOf grouped_matmul_wgrad(const AxisCall& call) {
   const auto inputs =
       gathered(call, GroupedMatmulWgrad::kWide, GroupedMatmulWgrad::kSource, op.gather());
   return follow(call, "n:r^f x:r^h o:n^ -> dw:f^h=nx", inputs);
+}
+
+/// Of a sum over the ranks of ETP each adds the biases of its own columns.
+ShardStatesOf expert_bias(const AxisCall& call) {
+  const auto& op = dynamic_cast<const ExpertBias&>(call.op);
+  if (adds_own_columns(call, op)) {
+    if (!call.inputs[ExpertBias::kX].is(Kind::kPartial) ||
+        call.inputs[ExpertBias::kBias] != ShardState::sharded(0))
+      fault("columns of biases are added to what is no sum over the ranks");
+    return {{ShardState::partial()}};
+  }
+  return follow(call, op.apply_prob() ? "x:r^f b:f^ p:r^ o:n^ q:n^ -> y:r^f=x+bp"
+                                      : "x:r^f b:f^ o:n^ q:n^ -> y:r^f=x+b");
+}
+
+ShardStatesOf expert_bias_backward(const AxisCall& call) {
+  const auto& op = dynamic_cast<const ExpertBiasBackward&>(call.op);
+  const bool probs = op.forward().apply_prob();
+  if (adds_own_columns(call, op.forward())) {
+    if (!call.inputs[ExpertBiasBackward::kGrad].is(Kind::kReplicated))
+      fault("the gradient is not that of whole rows");
+    if (probs) return {{ShardState::partial(), ShardState::sharded(0)}};
+    return {{ShardState::sharded(0)}};
+  }
+  return follow(call, probs ? "g:r^f b:f^ p:r^ o:n^ q:n^ -> dp:r^=gb db:f^=gp"
+                            : "g:r^f o:n^ q:n^ -> db:f^=g");
 }
 
 ShardStatesOf expert_activation(const AxisCall& call) {

@@ -140,6 +140,7 @@ ShardStatesOf router_backward(const AxisCall& call) {
   const auto outputs = op.output_set();
   if (outputs.has(Backward::kGradX)) rule += " dx:tH=" + gradients;
   if (outputs.has(Backward::kGradWeight)) rule += " dw:EH=" + of_weight;
+  if (outputs.has(Backward::kGradBias)) rule += " db:E=" + of_weight;
   return follow(call, rule);
 }
 
@@ -190,6 +191,8 @@ const std::map<std::string_view, Rule>& rules() {
       {"sum_heads", "x:tn -> y:tn=x"},
       {"attention", attention},
       {"attention_backward", attention_backward},
+      {"attention_sink", attention_sink},
+      {"attention_sink_backward", attention_sink_backward},
       {"ring_attention", attention},
       {"max_logits", max_logits},
       {"ring_attention_backward", attention_backward},
@@ -198,7 +201,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"activation_backward", "x:tf g:tf -> dx:tf=g"},
       {"sigmoid_gate", "y:tH l:tO -> z:tH=y"},
       {"sigmoid_gate_backward", "y:tH l:tO g:tH -> dy:tH=g dl:tO=g"},
-      {"router", "x:tH w:EH b:E s:n -> p:tk i:tk l:tE c~:E b: z~: m~:E"},
+      {"router", "x:tH w:EH b:E e:E s:n -> p:tk i:tk l:tE c~:E b: z~: m~:E"},
       {"router_backward", router_backward},
       {"balance_statistics", "l:tE i:tk s:t -> c~:gE q~:gE"},
       {"balance_statistics_backward", "g:gE l:tE s:t -> dl:tE=g"},
@@ -221,6 +224,8 @@ const std::map<std::string_view, Rule>& rules() {
       {"scaled_grouped_wgrad", "n:fr^ x:hr^ s:r^f t:r^h o:n^ -> dw:f^h=nx"},
       {"grouped_matmul", grouped_matmul},
       {"grouped_matmul_wgrad", grouped_matmul_wgrad},
+      {"expert_bias", expert_bias},
+      {"expert_bias_backward", expert_bias_backward},
       {"expert_activation", expert_activation},
       {"expert_activation_backward", expert_activation_backward},
       {"activated_product", activated_product},

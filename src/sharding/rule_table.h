@@ -36,6 +36,8 @@ ShardStatesOf unpermute_weighted(const AxisCall& call);
 ShardStatesOf unpermute_weighted_backward(const AxisCall& call);
 ShardStatesOf grouped_matmul(const AxisCall& call);
 ShardStatesOf grouped_matmul_wgrad(const AxisCall& call);
+ShardStatesOf expert_bias(const AxisCall& call);
+ShardStatesOf expert_bias_backward(const AxisCall& call);
 ShardStatesOf expert_activation(const AxisCall& call);
 ShardStatesOf expert_activation_backward(const AxisCall& call);
 ShardStatesOf activated_product(const AxisCall& call);
@@ -46,5 +48,7 @@ ShardStatesOf block_sparse_product(const AxisCall& call);
 ShardStatesOf attention(const AxisCall& call);
 ShardStatesOf attention_backward(const AxisCall& call);
 ShardStatesOf max_logits(const AxisCall& call);
+ShardStatesOf attention_sink(const AxisCall& call);
+ShardStatesOf attention_sink_backward(const AxisCall& call);
 
 }  // namespace tessera::shard_rules

@@ -26,6 +26,20 @@ json known_keys() {
           {"dequantize", nullptr}};
 }
 
+void check_keys(const json& value, const json& known, std::string_view where) {
+  for (const auto& [key, found] : value.items()) {
+    if (!known.contains(key)) {
+      std::vector<std::string> names;
+      for (const auto& [name, ignored] : known.items()) names.push_back(name);
+      user_error("{}: '{}' has the key {}, which is unknown{}", where, kKey, quote_for_message(key),
+                 did_you_mean(key, names));
+    }
+    require(known[key].is_null() || found.is_null() || found == known[key],
+            "{}: '{}' has {} = {}, and only {} is supported", where, kKey, key,
+            quote_for_message(found.dump()), known[key].dump());
+  }
+}
+
 int64_t block_size(const json& sizes, size_t idx, std::string_view where) {
   constexpr int64_t kMost = 1 << 20;
   const int64_t size = json_size(sizes[idx], "weight_block_size", where);
@@ -41,29 +55,27 @@ std::optional<BlockScales> read_block_scales(const json& value, std::string_view
   require(value.is_object(), "{}: '{}' must be an object, found {}", where, kKey,
           value.type_name());
   const std::string method = value.value("quant_method", json()).dump();
-  require(
-      method == "\"fp8\"",
-      "{}: '{}' has quant_method {}, and only \"fp8\" with scales of blocks is supported; convert "
-      "the model to BF16 or F32 first",
-      where, kKey, method);
-  const json known = known_keys();
-  for (const auto& [key, found] : value.items()) {
-    if (!known.contains(key)) {
-      std::vector<std::string> names;
-      for (const auto& [name, ignored] : known.items()) names.push_back(name);
-      user_error("{}: '{}' has the key {}, which is unknown{}", where, kKey, quote_for_message(key),
-                 did_you_mean(key, names));
-    }
-    require(known[key].is_null() || found.is_null() || found == known[key],
-            "{}: '{}' has {} = {}, and only {} is supported", where, kKey, key,
-            quote_for_message(found.dump()), known[key].dump());
-  }
+  require(method == "\"fp8\"",
+          "{}: '{}' has quant_method {}, and only \"fp8\" with scales of blocks and \"mxfp4\" are "
+          "supported; convert the model to BF16 or F32 first",
+          where, kKey, method);
+  check_keys(value, known_keys(), where);
   const json sizes = value.value("weight_block_size", json());
   require(sizes.is_array() && sizes.size() == 2,
           "{}: '{}' has weight_block_size {}; expected two sizes, such as [128, 128], since other "
           "scales than those of blocks are not supported",
           where, kKey, quote_for_message(sizes.dump()));
   return BlockScales{block_size(sizes, 0, where), block_size(sizes, 1, where)};
+}
+
+bool read_mxfp4(const json& value, std::string_view where) {
+  if (!value.is_object() || value.value("quant_method", json()) != "mxfp4") return false;
+  check_keys(value,
+             {{"quant_method", "mxfp4"},
+              {"modules_to_not_convert", nullptr},  // what is stored whole is seen by its type
+              {"dequantize", nullptr}},
+             where);
+  return true;
 }
 
 std::string without_quantization(std::string_view text) {

@@ -21,6 +21,10 @@ struct BlockScales {
 /// scheme, by name, and for keys that are not known.
 std::optional<BlockScales> read_block_scales(const nlohmann::json& value, std::string_view where);
 
+/// Whether `quantization_config` says that weights are MXFP4. Throws UserError for keys that are
+/// not known with it.
+bool read_mxfp4(const nlohmann::json& value, std::string_view where);
+
 /// The text of a config.json without the key: of the model whose weights are the values.
 std::string without_quantization(std::string_view text);
 

@@ -40,6 +40,8 @@ constexpr std::array kHarmless = {
     // Balancing of the published training code; transformers computes no such loss for the
     // families that have these keys.
     "aux_loss_alpha", "seq_aux",
+    // What gpt-oss's own code reads; transformers has other names for it.
+    "experts_per_token", "initial_context_length",
     // Layers for predicting further tokens are no part of transformers' models.
     "num_nextn_predict_layers", "num_mtp_layers"};
 

@@ -155,8 +155,28 @@ constexpr Family kGlm4Moe = {
     .router = RouterRule::kBiasedSigmoid,
 };
 
+constexpr Family kGptOss = {
+    .model_type = "gpt_oss",
+    .architecture = "GptOssForCausalLM",
+    .defaults = R"({"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+        "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "attention_bias": true, "sliding_window": 128, "layer_types": null, "rope_theta": 150000.0,
+        "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
+        "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096},
+        "num_local_experts": 128, "num_experts_per_tok": 4, "output_router_logits": false,
+        "router_aux_loss_coef": 0.001})",
+    .fixed = R"({"swiglu_alpha": 1.702, "swiglu_limit": 7.0})",
+    .output_bias = true,
+    .attention_sinks = true,
+    .clamped_swiglu = true,
+    .window = WindowRule::kAlternating,
+    .expert_tensors = ExpertTensors::kAlternating,
+    .router_name = "router",
+};
+
 constexpr std::array kFamilies = {kLlama, kMistral,  kQwen2,      kQwen3,      kMixtral, kQwen3Moe,
-                                  kOlmoe, kQwen2Moe, kDeepseekV2, kDeepseekV3, kGlm4Moe};
+                                  kOlmoe, kQwen2Moe, kDeepseekV2, kDeepseekV3, kGlm4Moe, kGptOss};
 
 }  // namespace
 

@@ -20,6 +20,7 @@ enum class WindowRule {
   kSwitched,     ///< all, where `use_sliding_window` is true
   kLaterLayers,  ///< by `layer_types`; without it, switched layers from `max_window_layers` on
   kEvenLayers,   ///< by `layer_types`; without it, switched even layers below `max_window_layers`
+  kAlternating,  ///< by `layer_types`; without it, even layers
 };
 
 /// How the router's logits become choices and probabilities.
@@ -27,6 +28,14 @@ enum class RouterRule {
   kSoftmax,        ///< the best of a softmax, normalized if `norm_topk_prob`
   kGroupMax,       ///< DeepSeek-V2: by `topk_method`, never normalized
   kBiasedSigmoid,  ///< DeepSeek-V3: sigmoid, correction bias, groups by their two best
+};
+
+/// How the tensors of experts lie.
+enum class ExpertTensors {
+  kPlain,  ///< one by one, or all of a layer in one [E, outputs, inputs], gates before the others
+  /// gpt-oss: all of a layer in one [E, inputs, outputs], gates and the others in turn; with
+  /// biases, as the router has one
+  kAlternating,
 };
 
 struct Family {
@@ -41,9 +50,13 @@ struct Family {
   QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;     ///< biases in any case, not by `attention_bias` or `qkv_bias`
   bool output_bias = false;  ///< `attention_bias` is also of the output projection
+  bool attention_sinks = false;
+  bool clamped_swiglu = false;  ///< instead of what `hidden_act` says
   WindowRule window = WindowRule::kNone;
   RouterRule router = RouterRule::kSoftmax;
+  ExpertTensors expert_tensors = ExpertTensors::kPlain;
   std::string_view moe_name = "mlp";
+  std::string_view router_name = "gate";
   std::array<std::string_view, 3> expert_names = {"gate_proj", "up_proj", "down_proj"};
   std::string_view shared_name = "shared_experts";
 

@@ -20,6 +20,8 @@ struct ImportedConfig {
   std::string json;        ///< the text of config.json, but for `quantization_config`
   /// Of weights that are stored as E4M3.
   std::optional<BlockScales> scales;
+  /// Whether experts' weights may be stored as MXFP4 (packed_tensors.h).
+  bool mxfp4 = false;
   /// What the user should know, one line each.
   std::vector<std::string> notes;
 };

@@ -117,6 +117,13 @@ TEST(HfConfig, MissingKeysHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(glm.qk_norm, QkNorm::kNone);
   EXPECT_EQ(parse({{"model_type", "mistral"}}).window, 4096);
   EXPECT_EQ(parse({{"model_type", "qwen3"}}).head_size, 128);
+  const ModelConfig oss = parse({{"model_type", "gpt_oss"}, {"num_hidden_layers", 4}});
+  EXPECT_EQ(oss.rope.base, 150000);
+  EXPECT_EQ(oss.rope.scaling, RopeScaling::kYarn);
+  EXPECT_FALSE(oss.rope.truncate);
+  EXPECT_THAT(oss.window_layers, ElementsAre(0, 2));
+  EXPECT_TRUE(oss.attention_sinks && oss.qkv_bias && oss.output_bias);
+  EXPECT_TRUE(oss.moe.mlp_bias && oss.moe.router_bias);
   const ModelConfig v3 = parse({{"model_type", "deepseek_v3"}});
   EXPECT_EQ(v3.latent.query_rank, 1536);
   EXPECT_EQ(v3.latent.norm_eps, 1e-6);

@@ -32,7 +32,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Published{"mixtral.json", 46.7}, Published{"olmoe.json", 6.92},
                       Published{"dsv2lite.json", 15.7}, Published{"dsv3.json", 671},
                       Published{"glm45air.json", 106.9}, Published{"llama31.json", 8.03},
-                      Published{"qwen3-8b.json", 8.19}, Published{"mistral.json", 7.24}),
+                      Published{"qwen3-8b.json", 8.19}, Published{"mistral.json", 7.24},
+                      Published{"gptoss20b.json", 20.91}, Published{"gptoss120b.json", 116.83}),
     [](const auto& info) { return "Config" + std::to_string(info.index); });
 
 }  // namespace

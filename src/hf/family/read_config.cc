@@ -39,6 +39,11 @@ void read_deviation(const ConfigJson& config, ModelConfig& model) {
 
 Activation read_activation(const ConfigJson& config) {
   const std::string& name = config.text("hidden_act");
+  if (config.family().clamped_swiglu) {
+    require(name == "silu", "{}: 'hidden_act' is {}; only silu is supported here", config.where(),
+            quote_for_message(name));
+    return Activation::kSwiGLUOai;
+  }
   if (name == "silu" || name == "swish") return Activation::kSwiGLU;
   if (name == "gelu") return Activation::kGeGLU;
   if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::kGeGLUTanh;
@@ -124,12 +129,14 @@ void read_biases(const ConfigJson& config, ModelConfig& model) {
       attention || family.qkv_bias || (family.has_key("qkv_bias") && config.flag("qkv_bias"));
   model.output_bias = attention && family.output_bias;
   model.mlp_bias = family.has_key("mlp_bias") && config.flag("mlp_bias");
+  model.attention_sinks = family.attention_sinks;
 }
 
 /// Layers with a window by the rule of a family that has `layer_types`.
 std::vector<int64_t> default_window_layers(const ConfigJson& config, int64_t num_layers) {
-  const int64_t border = config.size("max_window_layers", 0);
-  const bool even = config.family().window == WindowRule::kEvenLayers;
+  const bool alternating = config.family().window == WindowRule::kAlternating;
+  const int64_t border = alternating ? num_layers : config.size("max_window_layers", 0);
+  const bool even = alternating || config.family().window == WindowRule::kEvenLayers;
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < num_layers; ++i) {
     if (even ? i % 2 == 0 && i < border : i >= border) layers.push_back(i);
@@ -163,7 +170,8 @@ void set_window(ModelConfig& model, int64_t window, std::vector<int64_t> layers)
 void read_windows(const ConfigJson& config, ModelConfig& model) {
   const WindowRule rule = config.family().window;
   if (rule == WindowRule::kNone) return;
-  const bool switched = rule == WindowRule::kSize || config.flag("use_sliding_window");
+  const bool switched = rule == WindowRule::kSize || rule == WindowRule::kAlternating ||
+                        config.flag("use_sliding_window");
   const bool has_window = switched && !config.is_null("sliding_window");
   if (rule == WindowRule::kSize || rule == WindowRule::kSwitched) {
     if (has_window) model.window = bounded(config, "sliding_window", 1, kMaxLength);
@@ -174,9 +182,8 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
   if (listed) layers = read_layer_types(config, model.num_layers);
   if (!listed && has_window) layers = default_window_layers(config, model.num_layers);
   require(layers.empty() || has_window,
-          "{}: 'layer_types' lists sliding_attention, but there is no window: set "
-          "use_sliding_window and sliding_window",
-          config.where());
+          "{}: 'layer_types' lists sliding_attention, but there is no window: set {}sliding_window",
+          config.where(), rule == WindowRule::kAlternating ? "" : "use_sliding_window and ");
   if (has_window)
     set_window(model, bounded(config, "sliding_window", 1, kMaxLength), std::move(layers));
 }
@@ -265,8 +272,11 @@ void read_shared(const ConfigJson& config, MoeConfig& moe) {
 void read_moe(const ConfigJson& config, ModelConfig& model, std::vector<std::string>& notes) {
   const Family& family = config.family();
   MoeConfig& moe = model.moe;
-  moe.num_experts = bounded(config, canonical_key(family, "num_experts"), 0, kMaxExperts);
+  const bool alternating = family.expert_tensors == ExpertTensors::kAlternating;
+  moe.num_experts =
+      bounded(config, canonical_key(family, "num_experts"), alternating ? 1 : 0, kMaxExperts);
   if (moe.num_experts == 0) return;
+  moe.mlp_bias = moe.router_bias = alternating;
   moe.top_k = bounded(config, "num_experts_per_tok", 1, kMaxExperts);
   const bool own_size = family.has_key("moe_intermediate_size");
   moe.inner_size =
@@ -289,8 +299,10 @@ ImportedConfig parse_hf_config(std::string_view text, const std::string& where) 
   const ConfigJson config(text, where);
   ImportedConfig imported;
   imported.family = &config.family();
-  imported.scales = read_block_scales(config.value("quantization_config"), where);
-  imported.json = imported.scales ? without_quantization(text) : text;
+  const json& quantization = config.value("quantization_config");
+  imported.mxfp4 = read_mxfp4(quantization, where);
+  if (!imported.mxfp4) imported.scales = read_block_scales(quantization, where);
+  imported.json = imported.scales || imported.mxfp4 ? without_quantization(text) : text;
   ModelConfig& model = imported.model;
   model.moe.num_experts = 0;
   imported.max_length = config.size("max_position_embeddings");

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "core/error.h"
 #include "hf/family/name_list.h"
+#include "hf/family/packed_tensors.h"
 #include "model/weights/parameters.h"
 
 namespace tessera {
@@ -113,6 +115,8 @@ class MapBuilder {
     add_projection("self_attn.k_proj", "attn.k", {keys, hidden}, model_.qkv_bias);
     add_projection("self_attn.v_proj", "attn.v", {keys, hidden}, model_.qkv_bias);
     add_output_projection();
+    if (model_.attention_sinks)
+      link_vector(hf_ + "self_attn.sinks", model_.num_heads, own_ + "attn.sinks");
     if (model_.qk_norm == QkNorm::kNone) return;
     const bool all = model_.qk_norm == QkNorm::kAll;
     link_vector(hf_ + "self_attn.q_norm.weight", all ? queries : model_.head_dim(),
@@ -177,11 +181,15 @@ class MapBuilder {
     const MoeConfig& moe = model_.moe;
     const std::string_view name = layout_.plain_moe_name ? "mlp" : family_.moe_name;
     const std::string hf = fmt::format("{}{}.", hf_, name);
-    link(hf + "gate.weight", {moe.num_experts, model_.hidden_size}, own_ + "moe.router.weight");
+    const std::string router = fmt::format("{}{}.", hf, family_.router_name);
+    link(router + "weight", {moe.num_experts, model_.hidden_size}, own_ + "moe.router.weight");
+    if (moe.router_bias) link_vector(router + "bias", moe.num_experts, own_ + "moe.router.bias");
     if (family_.router == RouterRule::kBiasedSigmoid) {
       link_vector(hf + "gate.e_score_correction_bias", moe.num_experts, own_ + "moe.expert_bias");
     }
-    if (layout_.fused_experts) {
+    if (family_.expert_tensors == ExpertTensors::kAlternating) {
+      add_alternating_experts(hf + "experts.");
+    } else if (layout_.fused_experts) {
       add_fused_experts(hf + "experts.");
     } else {
       for (int64_t e = 0; e < moe.num_experts; ++e) add_expert(hf, e);
@@ -227,6 +235,32 @@ class MapBuilder {
     link(hf + "gate_up_proj", {count, 2 * inner_size, hidden}, own_ + "moe.experts.gate_up.weight");
     const size_t down = add_hf(hf + "down_proj", {count, hidden, inner_size});
     for (int64_t e = 0; e < count; ++e) link_down(down, e * hidden * inner_size, e);
+  }
+
+  void add_alternating_experts(const std::string& hf) {
+    const int64_t count = model_.moe.num_experts;
+    const int64_t inner_size = model_.moe.inner_size;
+    const int64_t hidden = model_.hidden_size;
+    const std::string own_name = own_ + "moe.experts.";
+    const size_t gate_up = add_hf(hf + "gate_up_proj", {count, hidden, 2 * inner_size});
+    for (int64_t e = 0; e < count; ++e) {
+      const int64_t begin = e * 2 * inner_size * hidden;
+      map_.links.push_back({.hf = gate_up,
+                            .hf_begin = begin,
+                            .own = own(own_name + "gate_up.weight"),
+                            .own_begin = begin,
+                            .rows = 2 * inner_size,
+                            .cols = hidden,
+                            .transposed = true,
+                            .alternating = true});
+    }
+    map_.links.push_back({.hf = add_hf(hf + "gate_up_proj_bias", {count, 2 * inner_size}),
+                          .own = own(own_name + "gate_up.bias"),
+                          .rows = count,
+                          .cols = 2 * inner_size,
+                          .alternating = true});
+    link(hf + "down_proj", {count, inner_size, hidden}, own_name + "down.weight");
+    link(hf + "down_proj_bias", {count, hidden}, own_name + "down.bias");
   }
 
   const Family& family_;
@@ -284,6 +318,15 @@ int64_t first_moe_layer(const ModelConfig& model) {
 
 }  // namespace
 
+int64_t TensorLink::hf_index(int64_t idx) const {
+  int64_t row = idx / cols;
+  int64_t col = idx % cols;
+  if (transposed) std::swap(row, col);
+  const int64_t half = hf_cols() / 2;
+  if (alternating) col = col % half * 2 + col / half;
+  return row * hf_cols() + col;
+}
+
 TensorMap map_tensors(const Family& family, const ModelConfig& model, DType dtype,
                       const HfLayout& layout) {
   require(layout.vocab_size > 0 && layout.vocab_size <= model.vocab_size,
@@ -299,6 +342,10 @@ HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfT
   layout.stored_tied_head = model.tie_embeddings && tensors.find("lm_head.weight") != nullptr;
   const int64_t layer = first_moe_layer(model);
   if (layer < 0) return layout;
+  if (family.expert_tensors == ExpertTensors::kAlternating) {
+    layout.fused_experts = true;
+    return layout;
+  }
   const std::string plain = fmt::format("model.layers.{}.mlp.", layer);
   layout.plain_moe_name =
       family.moe_name != "mlp" && tensors.find(plain + "gate.weight") != nullptr;
@@ -316,7 +363,11 @@ void check_tensors(const TensorMap& map, const HfTensors& tensors,
   for (const MappedTensor& tensor : map.hf) {
     known.insert(tensor.name);
     const HfTensor* found = tensors.find(tensor.name);
-    if (found == nullptr) {
+    const std::optional<PackedTensor> packed = find_packed(tensors, tensor.name);
+    if (found == nullptr && packed) {
+      known.insert({packed_blocks_name(tensor.name), packed_scales_name(tensor.name)});
+      check_packed(*packed, tensor.name, tensor.shape);
+    } else if (found == nullptr) {
       missing.push_back(tensor.name);
     } else if (!(found->entry->shape == tensor.shape)) {
       misshapen.push_back(fmt::format("{} is {} instead of {}", tensor.name,

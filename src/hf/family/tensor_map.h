@@ -29,8 +29,15 @@ struct TensorLink {
   int64_t rows = 0;  ///< of the block in Tessera's tensor
   int64_t cols = 0;
   bool transposed = false;  ///< Hugging Face's block is [cols, rows]
+  /// In each row of Hugging Face's block the elements of two halves stand in turn, which in
+  /// Tessera's follow one another.
+  bool alternating = false;
 
   int64_t num_elements() const { return rows * cols; }
+  /// Elements in a row of Hugging Face's block.
+  int64_t hf_cols() const { return transposed ? rows : cols; }
+  /// Where Tessera's element number `idx` of the block is in Hugging Face's.
+  int64_t hf_index(int64_t idx) const;
 };
 
 /// A tensor of either side.

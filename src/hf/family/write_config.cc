@@ -35,6 +35,7 @@ class ConfigWriter {
 };
 
 const char* activation_name_of(Activation activation) {
+  if (activation == Activation::kSwiGLUOai) return "silu";  // a family of its own has it
   if (activation == Activation::kGeGLU) return "gelu";
   return activation == Activation::kGeGLUTanh ? "gelu_pytorch_tanh" : "silu";
 }
@@ -81,6 +82,7 @@ void write_windows(ConfigWriter& config, const ModelConfig& model) {
 /// The older spelling, which all versions of transformers read.
 void write_rope_keys(ConfigWriter& config, const RopeConfig& rope) {
   json parameters = write_rope(rope, config.family());
+  config.set("rope_parameters", parameters);
   config.put("rope_theta", rope.base);
   config.set("partial_rotary_factor", rope.fraction);
   config.set("rope_interleave", rope.interleaved);
@@ -165,6 +167,8 @@ MoeConfig plain_moe(const ModelConfig& model) {
   plain.score = moe.score;
   plain.normalize_top_k = moe.normalize_top_k || moe.score_order == ScoreOrder::kAfterTopK;
   plain.score_scale = moe.score_scale;
+  plain.router_bias = moe.router_bias;
+  plain.mlp_bias = moe.mlp_bias;
   if (moe.top_groups < moe.num_groups) {
     plain.num_groups = moe.num_groups;
     plain.top_groups = moe.top_groups;

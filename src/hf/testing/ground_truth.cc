@@ -230,9 +230,8 @@ GradientErrors GroundTruth::compare_gradients() const {
                                      static_cast<size_t>(tensor.entry->shape.num_elements()));
     const std::vector<double>& actual = own.at(map.own[link.own].name);
     for (int64_t i = 0; i < link.num_elements(); ++i) {
-      const int64_t at = link.transposed ? i % link.cols * link.rows + i / link.cols : i;
       const double a = actual[link.own_begin + i];
-      const double b = expected[link.hf_begin + at];
+      const double b = expected[link.hf_begin + link.hf_index(i)];
       errors[link.hf].add(a, b);
       total.add(a, b);
     }

@@ -4,6 +4,7 @@
 
 #include "model/config/rotary.h"
 #include "ops/attention/attention.h"
+#include "ops/attention_sink/attention_sink.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/collective/collective.h"
 #include "ops/collective/head_exchange.h"
@@ -273,6 +274,20 @@ void measure_logits(LayerBuilder& builder, const AttentionSpec& spec, ValueId q,
                                        std::string(port_name(Port::kMaxLogits))));
 }
 
+/// Lets the sinks of the heads take their share of an attention's probabilities. `out` are o and
+/// lse of `num_heads` heads, the one number `part` of as many equal parts of this rank's.
+ValueId attend_sinks(LayerBuilder& builder, const AttentionShare& share,
+                     const std::vector<ValueId>& out, int64_t num_heads, int64_t part) {
+  const int64_t copies = share.by_heads ? 1 : builder.tp();
+  const ValueId sinks = builder.f32_weight(
+      "attn.sinks",
+      {.slice = head_rows({builder.config.num_heads}, true, share, builder), .tp_copies = copies});
+  return builder.program().add1(
+      make_attention_sink(
+          {.num_heads = num_heads, .num_sinks = share.num_heads, .first_head = part * num_heads}),
+      {out[attention::kO], out[attention::kLse], sinks}, "attn_with_sinks");
+}
+
 /// Attends to the keys and values of the packed sequences of the whole micro-batch.
 ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
   Program& program = builder.program();
@@ -289,7 +304,10 @@ ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const 
                                             shape.sequence_length, groups.ring);
   const auto attended = program.add(op, {q, k, v, cu_seqlens}, {"attn_out", "attn_lse"});
   if (shape.qk_clip > 0) measure_logits(builder, spec, q, k, attended[attention::kLse]);
-  const ValueId out = attended[attention::kO];
+  const ValueId out =
+      builder.config.attention_sinks
+          ? attend_sinks(builder, share, attended, spec.num_heads, groups.heads->rank())
+          : attended[attention::kO];
   if (groups.heads->size() == 1) return out;
   return program.add1(make_scatter_heads(groups.heads, share.num_heads), {out},
                       "attn_out_of_own_tokens");
@@ -305,8 +323,12 @@ ValueId attend_cached(LayerBuilder& builder, const AttentionShare& share, const 
   const ValueId values = builder.port(Port::kValueCache);
   program.add(make_cache_append(capacity), {x.k, start}, {}, {keys});
   program.add(make_cache_append(capacity), {x.v, start}, {}, {values});
-  const auto op = make_attention_cached(attention_spec(builder, share));
-  return program.add1(op, {x.q, keys, values, length}, "attn_out");
+  const bool sinks = builder.config.attention_sinks;
+  const auto op = make_attention_cached(attention_spec(builder, share), sinks);
+  const std::vector<ValueId> inputs = {x.q, keys, values, length};
+  if (!sinks) return program.add1(op, inputs, "attn_out");
+  const auto attended = program.add(op, inputs, {"attn_out", "attn_lse"});
+  return attend_sinks(builder, share, attended, share.num_heads, 0);
 }
 
 }  // namespace

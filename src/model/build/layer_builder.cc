@@ -112,6 +112,10 @@ void check_expert_shares(const ModelConfig& config, const StageGroups& groups) {
     return;
   }
   check_divides(ep, moe.num_experts, "parallel.ep", "moe.num_experts");
+  if (moe.mlp_bias) {
+    check_divides(etp, config.expert_width(), "parallel.etp",
+                  "the experts' width, whose biases (moe.mlp_bias) it spreads,");
+  }
   for (const int64_t size : moe.expert_sizes()) {
     check_divides(etp, size, "parallel.etp", "the experts' inner size");
     require(moe.experts != ExpertPath::kBlockSparse || (size / etp) % moe.block_size == 0,

@@ -7,6 +7,7 @@
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/collective/collective.h"
 #include "ops/expert_activation/expert_activation.h"
+#include "ops/expert_bias/expert_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/permute/permute.h"
 #include "ops/route_map/route_map.h"
@@ -26,6 +27,7 @@ RouterSpec router_spec(const MoeConfig& moe, bool spread) {
           .order = moe.score_order,
           .normalize_top_k = moe.normalize_top_k,
           .scaling_factor = moe.score_scale,
+          .logit_bias = moe.router_bias,
           .expert_bias = moe.has_expert_bias(),
           .num_groups = moe.num_groups,
           .top_groups = moe.top_groups,
@@ -94,6 +96,8 @@ Routing build_router(LayerBuilder& builder, ValueId normed) {
   placement.matrix_rows = {moe.num_experts};
   const ValueId weight = builder.f32_weight("moe.router.weight", std::move(placement));
   std::vector<ValueId> inputs = {normed, weight};
+  if (moe.router_bias)
+    inputs.push_back(builder.f32_weight("moe.router.bias", builder.whole({moe.num_experts})));
   if (moe.has_expert_bias()) inputs.push_back(builder.port(Port::kExpertBias));
   if (spec.balance_scope == BalanceScope::kSequence)
     inputs.push_back(builder.port(Port::kCuSeqlens));
@@ -199,6 +203,57 @@ ExpertWeights add_expert_weights(LayerBuilder& builder, const ExpertShare& share
           builder.matrix("moe.experts.down.weight", place(1))};
 }
 
+/// Adds the biases of the first matrix to its products, whose block-sparse values begin where
+/// `row_offsets` say; -1: rows of a matrix.
+ValueId add_first_biases(LayerBuilder& builder, const ExpertShare& share,
+                         const DispatchedRows& rows, ValueId product, ValueId row_offsets) {
+  const ModelConfig& config = builder.config;
+  if (!config.moe.mlp_bias) return product;
+  Slice slice = expert_rows(builder, share, config.is_gated() ? 2 : 1);
+  slice = Slice::of_rows({slice.global[0]}, slice.rows);
+  const ValueId bias =
+      builder.f32_weight(fmt::format("moe.experts.{}.bias", first_matrix_name(config)),
+                         {.slice = std::move(slice), .expert = true});
+  const bool sparse = row_offsets.is_set();
+  std::vector<ValueId> inputs = {product, bias, rows.offsets};
+  if (sparse) inputs.push_back(row_offsets);
+  return builder.program().add1(
+      make_expert_bias(
+          {.sizes = share.first_sizes, .block_size = sparse ? config.moe.block_size : 0}),
+      inputs, "expert_pre");
+}
+
+/// Adds the biases of the second matrix, weighted as the rows are. The ranks of ETP have summands
+/// of them: each adds the biases of its own columns.
+ValueId add_second_biases(LayerBuilder& builder, const ExpertShare& share,
+                          const DispatchedRows& rows, ValueId product) {
+  if (!builder.config.moe.mlp_bias) return product;
+  const StageGroups& groups = builder.groups;
+  const int64_t count = builder.config.expert_width() / groups.etp->size();
+  const int64_t first_column = groups.etp->rank() * count;
+  std::vector<IndexRange> own;
+  for (int64_t e = share.experts.begin; e < share.experts.end(); ++e)
+    own.push_back({e * builder.config.expert_width() + first_column, count});
+  const Shape all{builder.config.moe.num_experts * builder.config.expert_width()};
+  const ValueId bias = builder.f32_weight(
+      "moe.experts.down.bias", {.slice = Slice::of_rows(all, std::move(own)), .expert = true});
+  const bool early = rows.probs_R >= 0;
+  std::vector<ValueId> inputs = {product, bias};
+  if (early) inputs.push_back(rows.probs_R);
+  inputs.push_back(rows.offsets);
+  return builder.program().add1(
+      make_expert_bias({.sizes = std::vector<int64_t>(share.experts.count, count),
+                        .first_column = first_column,
+                        .apply_prob = early}),
+      inputs, "expert_biased_out");
+}
+
+/// The name of what comes out of the first matrix: the pre-activation itself, or that without its
+/// biases.
+const char* first_product_name(const LayerBuilder& builder) {
+  return builder.config.moe.mlp_bias ? "expert_fc1" : "expert_pre";
+}
+
 /// Grouped products. With the probability before FC2 its gradient comes from the pre-activation, so
 /// that no expert output is kept (Megatron-Core MoE, section 4.1.2).
 ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
@@ -206,9 +261,10 @@ ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
   const ModelConfig& config = builder.config;
   Program& program = builder.program();
   const bool early = rows.probs_R >= 0;
-  const ValueId pre = program.add1(
+  const ValueId product = program.add1(
       make_grouped_matmul({.group_sizes = share.first_sizes, .side = GroupedSide::kOut}),
-      {rows.rows_RH, weights.first, rows.offsets}, "expert_pre");
+      {rows.rows_RH, weights.first, rows.offsets}, first_product_name(builder));
+  const ValueId pre = add_first_biases(builder, share, rows, product, ValueId());
   std::vector<ValueId> inputs = {pre};
   if (early) inputs.push_back(rows.probs_R);
   inputs.push_back(rows.offsets);
@@ -216,8 +272,10 @@ ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
       make_expert_activation(
           {.kind = config.activation, .expert_sizes = share.sizes, .apply_prob = early}),
       inputs, "expert_act");
-  return program.add1(make_grouped_matmul({.group_sizes = share.sizes, .side = GroupedSide::kIn}),
-                      {act, weights.second, rows.offsets}, "expert_out");
+  const ValueId out =
+      program.add1(make_grouped_matmul({.group_sizes = share.sizes, .side = GroupedSide::kIn}),
+                   {act, weights.second, rows.offsets}, "expert_out");
+  return add_second_biases(builder, share, rows, out);
 }
 
 /// Block-sparse products over a topology made from the routing (MegaBlocks, figure 6).
@@ -236,17 +294,19 @@ ValueId build_sparse_experts(LayerBuilder& builder, const ExpertShare& share,
   };
   const auto first = make_topology(share.first_sizes);
   const auto second = config.is_gated() ? make_topology(share.sizes) : first;
-  const ValueId pre =
+  const ValueId product =
       program.add1(make_block_sparse_fc1(block, share.first_sizes),
                    {rows.rows_RH, weights.first, first[0], first[1], first[2], first[3], first[4]},
-                   "expert_pre");
+                   first_product_name(builder));
+  const ValueId pre = add_first_biases(builder, share, rows, product, first[0]);
   const ValueId act = program.add1(
       make_block_sparse_activation({.activation = config.activation, .block_size = block}),
       {pre, rows.probs_R, second[0], second[1]}, "expert_act");
-  return program.add1(
+  const ValueId out = program.add1(
       make_block_sparse_fc2(block, share.sizes),
       {act, weights.second, second[0], second[1], second[2], second[3], second[4], rows.probs_R},
       "expert_out");
+  return add_second_biases(builder, share, rows, out);
 }
 
 /// The tokens as the experts see them. Every rank projects its own with the whole matrix, so that

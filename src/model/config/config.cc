@@ -48,9 +48,10 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                   {{"swiglu", Activation::kSwiGLU},
                    {"geglu", Activation::kGeGLU},
                    {"geglu_tanh", Activation::kGeGLUTanh},
+                   {"swiglu_oai", Activation::kSwiGLUOai},
                    {"gelu", Activation::kGelu},
                    {"gelu_tanh", Activation::kGeluTanh}},
-                  "Activation of dense layers and experts");
+                  "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
   schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
   schema.add("model.padding_token", &config.padding_token,
@@ -79,7 +80,10 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.qkv_bias", &config.qkv_bias,
              "Biases of the query, key and value projections (latent: of those into the latents)");
   schema.add("model.output_bias", &config.output_bias, "Bias of the attention's output projection");
-  schema.add("model.mlp_bias", &config.mlp_bias, "Biases of dense and shared MLPs");
+  schema.add("model.attention_sinks", &config.attention_sinks,
+             "A learnt logit of each head in the denominator of its softmax, as gpt-oss has it");
+  schema.add("model.mlp_bias", &config.mlp_bias,
+             "Biases of dense and shared MLPs; of routed experts: moe.mlp_bias");
 }
 
 void add_rope_options(ConfigSchema& schema, RopeConfig& rope) {
@@ -140,6 +144,7 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.inner_sizes", &moe.inner_sizes,
              "Inner size of each expert where they differ; empty: inner_size",
              between(1, kMaxWidth));
+  schema.add("moe.mlp_bias", &moe.mlp_bias, "Biases of the routed experts' two matrices");
   schema.add("moe.first_dense_layers", &moe.first_dense_layers, "Leading layers without experts",
              between(0, kMaxLayers));
   schema.add("moe.every", &moe.every, "Every n-th layer after those has experts",
@@ -202,6 +207,7 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
       "Softmax over all experts before the choice, or over the chosen after it");
   schema.add("moe.normalize_top_k", &moe.normalize_top_k, "Scale the chosen scores to sum 1");
   schema.add("moe.score_scale", &moe.score_scale, "Factor on the probabilities", above(0));
+  schema.add("moe.router_bias", &moe.router_bias, "A learnt bias of the router's logits");
   schema.add("moe.num_groups", &moe.num_groups,
              "Groups of experts for group-limited choice; 1: none", between(1, kMaxExperts));
   schema.add("moe.top_groups", &moe.top_groups, "Groups that a token may choose from",

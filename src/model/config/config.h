@@ -91,6 +91,8 @@ struct MoeConfig {
   int64_t num_experts = 8;
   int64_t top_k = 2;
   int64_t inner_size = 1024;
+  /// Biases of the routed experts' two matrices; the second's is weighted as their outputs are.
+  bool mlp_bias = false;
   /// One inner size per expert; empty: all have `inner_size`.
   std::vector<int64_t> inner_sizes;
   int64_t first_dense_layers = 0;
@@ -112,6 +114,8 @@ struct MoeConfig {
   ScoreOrder score_order = ScoreOrder::kBeforeTopK;
   bool normalize_top_k = true;
   double score_scale = 1.0;
+  /// A learnt bias of the router's logits, unlike expert_bias also of the probabilities.
+  bool router_bias = false;
   int64_t num_groups = 1;
   int64_t top_groups = 1;
   GroupScore group_score = GroupScore::kTopTwoSum;
@@ -171,7 +175,9 @@ struct ModelConfig {
   QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;  ///< latent attention: on the projections into the latents
   bool output_bias = false;
-  bool mlp_bias = false;  ///< of dense and shared MLPs
+  /// A learnt logit of each head that joins the softmax's denominator (ops/attention_sink).
+  bool attention_sinks = false;
+  bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias
   Activation activation = Activation::kSwiGLU;
   double norm_eps = 1e-5;
   bool tie_embeddings = true;

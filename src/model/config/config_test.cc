@@ -47,6 +47,10 @@ TEST(Presets, HaveTheirPublishedSizes) {
   expect_size("deepseek-v3", 671e9, 37e9);
   expect_size("mixtral-8x7b", 46.7e9, 12.9e9);
   expect_size("qwen3-30b-a3b", 30.5e9, 3.3e9);
+  // The model card leaves the embedding table out of what is active.
+  const double table = 201088.0 * 2880;
+  expect_size("gpt-oss-20b", 20.91e9, 3.61e9 + table);
+  expect_size("gpt-oss-120b", 116.83e9, 5.13e9 + table);
 }
 
 TEST(ModelConfig, CountsEveryOption) {
@@ -62,6 +66,8 @@ TEST(ModelConfig, CountsEveryOption) {
   expect_counted("biases");
   config.qk_norm = QkNorm::kHead;
   expect_counted("norm of a head");
+  config.attention_sinks = config.moe.mlp_bias = config.moe.router_bias = true;
+  expect_counted("sinks and biases of experts");
   config.qk_norm = QkNorm::kAll;
   expect_counted("norm of all heads");
   config.mtp_layers = 2;

@@ -17,6 +17,7 @@ Saturating count_attention(const ModelConfig& config) {
   const LatentConfig& latent = config.latent;
   const Saturating queries = n * config.head_dim();
   Saturating count = 2 * h + n * config.value_dim() * h + (config.output_bias ? h : Saturating(0));
+  if (config.attention_sinks) count += n;
   if (!config.is_latent()) {
     const Saturating keys = Saturating(config.kv_heads()) * config.head_dim();
     const Saturating rows = queries + 2 * keys;
@@ -52,7 +53,12 @@ ParameterCount count_parameters(const ModelConfig& config) {
   const Saturating tables = Saturating(config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
   const Saturating attention = count_attention(config);
   const Saturating dense = count_mlp(config, config.dense_inner_size());
-  const Saturating all_experts = count_expert_rows(config.moe) * width * config.expert_width();
+  const Saturating expert_rows = count_expert_rows(config.moe);
+  const Saturating expert_biases =
+      config.moe.mlp_bias
+          ? (width - 1) * expert_rows + Saturating(config.moe.num_experts) * config.expert_width()
+          : Saturating(0);
+  const Saturating all_experts = expert_rows * width * config.expert_width() + expert_biases;
   const Saturating active_experts =
       all_experts * config.moe.top_k / std::max<int64_t>(config.moe.num_experts, 1);
   const Saturating projections = 2 * h * config.moe.latent_size;
@@ -60,7 +66,7 @@ ParameterCount count_parameters(const ModelConfig& config) {
       config.moe.shared_inner_size == 0
           ? Saturating(0)
           : count_mlp(config, config.moe.shared_inner_size) + (config.moe.shared_gate ? h : 0);
-  const Saturating router = config.moe.num_experts * h;
+  const Saturating router = config.moe.num_experts * (h + (config.moe.router_bias ? 1 : 0));
 
   Saturating total = tables + h;
   Saturating active = total;

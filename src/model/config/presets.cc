@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "core/text/names.h"
@@ -15,6 +17,15 @@ struct PublishedShape {
   bool tied;
   const char* extra;
 };
+
+/// What both models of gpt-oss share, but for the layers with a window: every other one, from the
+/// first on, which make_published adds.
+constexpr const char* kGptOss =
+    "[model]\nvocab_size = 201088\nhead_size = 64\nqkv_bias = true\noutput_bias = true\n"
+    "attention_sinks = true\nwindow = 128\nactivation = \"swiglu_oai\"\n"
+    "[rope]\nbase = 150000.0\nscaling = \"yarn\"\nfactor = 32.0\noriginal_length = 4096\n"
+    "truncate = false\n[moe]\nscore_order = \"after_top_k\"\nmlp_bias = true\n"
+    "router_bias = true\n";
 
 constexpr PublishedShape kPublished[] = {
     {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1, true,
@@ -56,11 +67,22 @@ constexpr PublishedShape kPublished[] = {
      "[model]\nvocab_size = 151936\nqkv_bias = true\n[rope]\nbase = "
      "1000000.0\n[moe]\nshared_inner_size = 20480\nshared_gate = "
      "true\nnormalize_top_k = false\n"},
+    {"gpt-oss-20b", "gpt-oss-20b (model card, table 1)", 24, 2880, 64, 8, 2880, 32, 4, false,
+     kGptOss},
+    {"gpt-oss-120b", "gpt-oss-120b (model card, table 1)", 36, 2880, 64, 8, 2880, 128, 4, false,
+     kGptOss},
     {"qwen3-30b-a3b", "Qwen3-30B-A3B, Parallel Folding section 4", 48, 2048, 32, 4, 768, 128, 8,
      false,
      "[model]\nvocab_size = 151936\nhead_size = 128\nqk_norm = \"head\"\n[rope]\nbase = "
      "1000000.0\n"},
 };
+
+/// The window's layers 0, 2, 4 and so on.
+std::string every_other_layer(int64_t num_layers) {
+  std::vector<int64_t> layers;
+  for (int64_t layer = 0; layer < num_layers; layer += 2) layers.push_back(layer);
+  return fmt::format("model.window_layers = [{}]\n", fmt::join(layers, ", "));
+}
 
 Preset make_published(const PublishedShape& s) {
   // The extra text may open [model] or [moe] itself, so all keys are given in dotted form first.
@@ -81,6 +103,7 @@ Preset make_published(const PublishedShape& s) {
       toml += fmt::format("{}.{}\n", section, line);
     }
   }
+  if (s.extra == kGptOss) toml += every_other_layer(s.layers);
   return {s.name, s.source, toml};
 }
 

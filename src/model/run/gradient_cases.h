@@ -139,6 +139,49 @@ inline std::vector<Case> gradient_cases() {
                   c.moe.first_dense_layers = 1;
                   c.moe.shared_inner_size = 12;
                 }),
+      make_case("attention_sinks",
+                [](ModelConfig& c) {
+                  c.attention_sinks = true;
+                  c.window = 3;
+                  c.window_layers = {1};
+                }),
+      make_case("latent_attention_sinks",
+                [](ModelConfig& c) {
+                  c.attention_sinks = true;
+                  c.attention = AttentionKind::kLatent;
+                  c.num_kv_heads = 0;
+                  c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
+                }),
+      make_case("biased_experts",
+                [](ModelConfig& c) {
+                  c.activation = Activation::kSwiGLUOai;
+                  c.moe.mlp_bias = c.moe.router_bias = true;
+                  c.moe.score_order = ScoreOrder::kAfterTopK;
+                }),
+      make_case("biased_experts_weighted_late",
+                [](ModelConfig& c) {
+                  c.activation = Activation::kGelu;
+                  c.moe.mlp_bias = c.moe.router_bias = true;
+                  c.moe.top_k = c.moe.num_experts;  // no step flips a choice
+                  c.moe.memory_efficient = false;
+                  c.moe.inner_sizes = {8, 16, 8, 24};
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("biased_experts_padded_to_capacity",
+                [](ModelConfig& c) {
+                  c.moe.mlp_bias = true;
+                  c.moe.latent_size = 6;
+                  c.moe.capacity_factor = 1.0;
+                  c.moe.pad_to_capacity = true;
+                }),
+      make_case("biased_block_sparse_experts",
+                [](ModelConfig& c) {
+                  c.activation = Activation::kSwiGLUOai;
+                  c.moe.mlp_bias = c.moe.router_bias = true;
+                  c.moe.experts = ExpertPath::kBlockSparse;
+                  c.moe.block_size = 8;
+                  c.moe.inner_sizes = {8, 16, 8, 24};
+                }),
       make_case("head_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kHead; }),
       make_case("all_heads_norm",
                 [](ModelConfig& c) {

@@ -21,7 +21,8 @@ void activate_row(T* y, const T* x, int64_t width) {
 template <typename Function, typename T>
 void activate_gated_row(T* y, const T* gate, const T* up, int64_t width) {
   simd::for_each_vector(width, [=](int64_t i, auto lanes) {
-    store(y + i, Function::value(load(gate + i, lanes)) * load(up + i, lanes), lanes);
+    store(y + i, Function::value(load(gate + i, lanes)) * Function::other(load(up + i, lanes)),
+          lanes);
   });
 }
 
@@ -38,8 +39,9 @@ void differentiate_gated_row(T* grad_x, const T* x, const T* grad, int64_t width
   simd::for_each_vector(width, [=](int64_t i, auto lanes) {
     const Slope slope = Function::slope(load(x + i, lanes));
     const Vec g = load(grad + i, lanes);
-    store(grad_x + i, slope.derivative * load(x + width + i, lanes) * g, lanes);
-    store(grad_x + width + i, slope.value * g, lanes);
+    const Vec up = load(x + width + i, lanes);
+    store(grad_x + i, slope.derivative * Function::other(up) * g, lanes);
+    store(grad_x + width + i, Function::other_grad(up, slope.value * g), lanes);
   });
 }
 

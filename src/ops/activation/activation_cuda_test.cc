@@ -5,8 +5,8 @@
 namespace tessera {
 namespace {
 
-constexpr Activation kKinds[] = {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh,
-                                 Activation::kGelu, Activation::kGeluTanh};
+constexpr Activation kKinds[] = {Activation::kSwiGLU,    Activation::kGeGLU, Activation::kGeGLUTanh,
+                                 Activation::kSwiGLUOai, Activation::kGelu,  Activation::kGeluTanh};
 
 class ActivationCuda : public testing::GpuTest {};
 

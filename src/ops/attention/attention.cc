@@ -175,6 +175,10 @@ Cost AttentionBackward::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
+std::string AttentionCached::attributes() const {
+  return AttentionOperator::attributes() + (gives_lse_ ? " gives_lse" : "");
+}
+
 std::vector<ValueType> AttentionCached::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 4,
               "takes q, k_cache, v_cache and cache_length, found {} inputs", inputs.size());
@@ -182,7 +186,10 @@ std::vector<ValueType> AttentionCached::infer(std::span<const ValueType> inputs)
   const ValueType& length = inputs[kCacheLength];
   check_shape(*this, length.dtype == DType::kI32 && length.shape.num_elements() == 1,
               "cache_length is {}, expected i32 [1]", length.to_string());
-  return {with_last_dim(inputs[kQ], spec().num_heads * spec().head_size_v)};
+  std::vector<ValueType> outputs = {
+      with_last_dim(inputs[kQ], spec().num_heads * spec().head_size_v)};
+  if (gives_lse_) outputs.push_back(lse_type(inputs[kQ], spec().num_heads));
+  return outputs;
 }
 
 Cost AttentionCached::cost(std::span<const ValueType> inputs,
@@ -203,8 +210,8 @@ OperatorPtr make_attention_backward(const AttentionSpec& spec, bool with_grad_ls
   return std::make_shared<AttentionBackward>(spec, with_grad_lse);
 }
 
-OperatorPtr make_attention_cached(const AttentionSpec& spec) {
-  return std::make_shared<AttentionCached>(spec);
+OperatorPtr make_attention_cached(const AttentionSpec& spec, bool gives_lse) {
+  return std::make_shared<AttentionCached>(spec, gives_lse);
 }
 
 }  // namespace tessera

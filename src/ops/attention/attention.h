@@ -48,8 +48,9 @@ OperatorPtr make_attention_backward(const AttentionSpec& spec, bool with_grad_ls
 /// k_cache A [capacity, Nkv·D], v_cache A [capacity, Nkv·Dv], cache_length I32 [1]: the valid rows
 /// of the cache, those of the T new tokens (the last of them) included. Output o A [T, N·Dv], with
 /// the bits that make_attention gives for these tokens. UserError unless
-/// T <= cache_length <= capacity. No gradient.
-OperatorPtr make_attention_cached(const AttentionSpec& spec);
+/// T <= cache_length <= capacity. `gives_lse`: also lse F32 [N, T], as make_attention's. No
+/// gradient.
+OperatorPtr make_attention_cached(const AttentionSpec& spec, bool gives_lse = false);
 
 /// What the three operators share. `spec` has its defaults filled in.
 class AttentionOperator : public Operator {
@@ -114,10 +115,16 @@ class AttentionCached final : public AttentionOperator {
   using Input = attention::CachedInput;
   using Output = attention::Output;
 
-  using AttentionOperator::AttentionOperator;
+  explicit AttentionCached(const AttentionSpec& spec, bool gives_lse = false)
+      : AttentionOperator(spec), gives_lse_(gives_lse) {}
+  bool gives_lse() const { return gives_lse_; }
+  std::string attributes() const override;
   std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+
+ private:
+  bool gives_lse_;
 };
 
 /// Adds the CPU kernels of the three operators.

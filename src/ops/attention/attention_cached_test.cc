@@ -45,7 +45,7 @@ OwnedTensor cache_of(const Tensor& matrix, int64_t valid, int64_t capacity) {
 /// One sequence, and what the training forward makes of it.
 struct Sequence {
   AttentionSpec spec;
-  OwnedTensor q, k, v, o;
+  OwnedTensor q, k, v, o, lse;
 
   Sequence(const AttentionSpec& spec, int64_t length, DType dtype) : spec(spec) {
     Random random(5, 5);
@@ -57,26 +57,42 @@ struct Sequence {
     inputs.push_back(constant(rows_of(k, 0, length), "k"));
     inputs.push_back(constant(rows_of(v, 0, length), "v"));
     inputs.push_back(constant(testing::tensor_of_i32({2}, {0, static_cast<int32_t>(length)}), "c"));
-    o = std::move(testing::run_operator(*make_attention(spec), kernels(), inputs)[0]);
+    auto outputs = testing::run_operator(*make_attention(spec), kernels(), inputs);
+    o = std::move(outputs[0]);
+    lse = std::move(outputs[1]);
   }
 
   int64_t length() const { return q.get().shape[0]; }
 
-  OwnedTensor run_cached(int64_t begin, int64_t end, int64_t capacity, int32_t length) const {
+  /// o and, where wanted, lse.
+  std::vector<OwnedTensor> run_cached(int64_t begin, int64_t end, int64_t capacity, int32_t length,
+                                      bool gives_lse = false) const {
     std::vector<TestInput> inputs;
     inputs.push_back(constant(rows_of(q, begin, end), "q"));
     inputs.push_back(constant(cache_of(k, end, capacity), "k_cache"));
     inputs.push_back(constant(cache_of(v, end, capacity), "v_cache"));
     inputs.push_back(constant(testing::tensor_of_i32({1}, {length}), "cache_length"));
-    return std::move(testing::run_operator(*make_attention_cached(spec), kernels(), inputs)[0]);
+    return testing::run_operator(*make_attention_cached(spec, gives_lse), kernels(), inputs);
+  }
+
+  /// `actual` [N, T] has the bits of the training's from token `begin` on.
+  void expect_lse(const Tensor& actual, int64_t begin) const {
+    const auto found = actual.span<float>();
+    const auto expected = lse.get().span<float>();
+    const int64_t count = actual.shape[1];
+    for (int64_t i = 0; i < std::ssize(found); ++i)
+      EXPECT_EQ(found[i], expected[i / count * length() + begin + i % count]) << i;
   }
 
   void expect_chunks_match(int64_t chunk) const {
     for (int64_t begin = 0; begin < length(); begin += chunk) {
       const int64_t end = std::min(length(), begin + chunk);
-      const OwnedTensor actual = run_cached(begin, end, length() + 3, static_cast<int32_t>(end));
-      testing::expect_bitwise_equal(actual, rows_of(o, begin, end),
+      const bool gives_lse = begin % 2 == 0;
+      const auto actual =
+          run_cached(begin, end, length() + 3, static_cast<int32_t>(end), gives_lse);
+      testing::expect_bitwise_equal(actual[0], rows_of(o, begin, end),
                                     fmt::format("tokens {} to {}", begin, end));
+      if (gives_lse) expect_lse(actual[1], begin);
     }
   }
 };
@@ -108,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Types, AttentionCachedTest, ::testing::Values(DType::kF
 
 TEST(AttentionCachedLimitsTest, NoQueriesGiveNoRows) {
   const Sequence sequence(heads(2, 1, 8, 8), 5, DType::kF32);
-  EXPECT_EQ(sequence.run_cached(5, 5, 8, 5).get().shape, (Shape{0, 16}));
+  EXPECT_EQ(sequence.run_cached(5, 5, 8, 5)[0].get().shape, (Shape{0, 16}));
 }
 
 TEST(AttentionCachedLimitsTest, RefusesBadLengths) {

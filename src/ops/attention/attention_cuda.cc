@@ -321,6 +321,7 @@ void run_cached(const AttentionCached& op, const KernelArgs& args) {
                              device::kExactBlock, stream);
   device::ExactParams params = device::exact_params(spec, args, list);
   params.o = args.out(Output::kO).data;
+  if (op.gives_lse()) params.lse = args.out(Output::kLse).as<float>();
   device::launch_exact_forward(params, q.dtype, stream);
 }
 

@@ -74,7 +74,7 @@ class AttentionCudaTest : public testing::GpuTest {
   void check_cached(const AttentionSpec& spec, int64_t queries, int64_t length,
                     testing::GpuCheck how = {}) const {
     SCOPED_TRACE(fmt::format("{} of {}", queries, length));
-    const OperatorPtr op = make_attention_cached(spec);
+    const OperatorPtr op = make_attention_cached(spec, queries % 2 == 1);
     const AttentionSpec& full = static_cast<const AttentionCached&>(*op).spec();
     const OwnedTensor valid = testing::tensor_of_i32({1}, {static_cast<int32_t>(length)});
     const auto inputs = [&](DType dtype) -> OperatorInputs {

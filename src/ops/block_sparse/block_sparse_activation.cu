@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) activate(const SparseActivatio
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
       float value = prob * Function::value(static_cast<float>(gate.at[j]));
-      if (kGated) value *= static_cast<float>(up.at[j]);
+      if (kGated) value *= Function::other(static_cast<float>(up.at[j]));
       store_value(result.at[j], value);
     }
     *reinterpret_cast<Values<T>*>(out + i) = result;
@@ -93,9 +93,10 @@ __global__ void __launch_bounds__(kWarps* kLanes) activate_backward(const Sparse
       float value_grad = g * slope.value;
       if (kGated) {
         const auto u = static_cast<float>(up.at[j]);
-        store_value(grad_up.at[j], value_grad * prob);
-        slope_grad *= u;
-        value_grad *= u;
+        const float other = Function::other(u);
+        store_value(grad_up.at[j], Function::other_grad(u, value_grad * prob));
+        slope_grad *= other;
+        value_grad *= other;
       }
       store_value(grad_gate.at[j], slope_grad * slope.derivative);
       total += value_grad;

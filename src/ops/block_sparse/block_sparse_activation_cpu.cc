@@ -13,7 +13,7 @@ template <typename Function, bool kGated, typename T>
 void activate_row(const T* pre, float prob, int64_t width, T* out) {
   simd::for_each_vector(width, [=](int64_t i, auto lanes) {
     Vec value = prob * Function::value(simd::load(pre + i, lanes));
-    if constexpr (kGated) value *= simd::load(pre + width + i, lanes);
+    if constexpr (kGated) value *= Function::other(simd::load(pre + width + i, lanes));
     simd::store(out + i, value, lanes);
   });
 }
@@ -29,9 +29,10 @@ float activate_row_backward(const T* grad, const T* pre, float prob, int64_t wid
     Vec g_value = g * slope.value;
     if constexpr (kGated) {
       const Vec up = simd::load(pre + width + i, lanes);
-      simd::store(grad_pre + width + i, g_value * prob, lanes);
-      slope_grad *= up;
-      g_value *= up;
+      const Vec other = Function::other(up);
+      simd::store(grad_pre + width + i, Function::other_grad(up, g_value * prob), lanes);
+      slope_grad *= other;
+      g_value *= other;
     }
     simd::store(grad_pre + i, slope_grad * slope.derivative, lanes);
     total += g_value;

@@ -18,8 +18,15 @@ __device__ __forceinline__ float sigmoid(float x) {
   return __fdividef(1.0F, 1.0F + __expf(-x));
 }
 
+/// The other factor of a gated activation as it is.
+struct PlainOther {
+  static __device__ __forceinline__ float other(float up) { return up; }
+  /// The gradient of `up` where `grad` is that of the factor.
+  static __device__ __forceinline__ float other_grad(float /*up*/, float grad) { return grad; }
+};
+
 /// x · sigmoid(x).
-struct Silu {
+struct Silu : PlainOther {
   static __device__ __forceinline__ float value(float x) { return x * sigmoid(x); }
   static __device__ __forceinline__ Slope slope(float x) {
     const float s = sigmoid(x);
@@ -28,7 +35,7 @@ struct Silu {
 };
 
 /// x · Φ(x), by the host's approximation of Φ.
-struct Gelu {
+struct Gelu : PlainOther {
   static __device__ __forceinline__ float value(float x) { return x * parts(x).distribution; }
   static __device__ __forceinline__ Slope slope(float x) {
     const Parts p = parts(x);
@@ -59,7 +66,7 @@ struct Gelu {
 };
 
 /// GELU's tanh approximation.
-struct GeluTanh {
+struct GeluTanh : PlainOther {
   static __device__ __forceinline__ float value(float x) { return x * sigmoid(twice_u(x)); }
   static __device__ __forceinline__ Slope slope(float x) {
     const float s = sigmoid(twice_u(x));
@@ -75,6 +82,31 @@ struct GeluTanh {
   }
 };
 
+/// Of Activation::kSwiGLUOai.
+struct ClampedSilu {
+  static __device__ __forceinline__ float value(float gate) {
+    const float x = clamped(gate);
+    return x * sigmoid(kOaiAlpha * x);
+  }
+  static __device__ __forceinline__ Slope slope(float gate) {
+    const float x = clamped(gate);
+    const float s = sigmoid(kOaiAlpha * x);
+    const float derivative = s * (1.0F + kOaiAlpha * x * (1.0F - s));
+    return {x * s, gate > kOaiLimit ? 0.0F : derivative};
+  }
+  static __device__ __forceinline__ float other(float up) {
+    const float below = clamped(up);
+    return (below < -kOaiLimit ? -kOaiLimit : below) + 1.0F;
+  }
+  static __device__ __forceinline__ float other_grad(float up, float grad) {
+    return up > kOaiLimit || up < -kOaiLimit ? 0.0F : grad;
+  }
+
+ private:
+  /// NaN stays, unlike with fminf.
+  static __device__ __forceinline__ float clamped(float x) { return x > kOaiLimit ? kOaiLimit : x; }
+};
+
 /// Calls run.operator()<Function, kGated>() for the kind.
 template <typename Run>
 void with_activation(Activation kind, Run run) {
@@ -85,6 +117,8 @@ void with_activation(Activation kind, Run run) {
       return run.template operator()<Gelu, true>();
     case Activation::kGeGLUTanh:
       return run.template operator()<GeluTanh, true>();
+    case Activation::kSwiGLUOai:
+      return run.template operator()<ClampedSilu, true>();
     case Activation::kGelu:
       return run.template operator()<Gelu, false>();
     case Activation::kGeluTanh:

@@ -74,7 +74,8 @@ __device__ __forceinline__ Floats<kWidth> activate(const Floats<kWidth>& gate,
   Floats<kWidth> x;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i)
-    x[i] = kGated ? Function::value(gate[i]) * up[i] * prob : Function::value(gate[i]) * prob;
+    x[i] = kGated ? Function::value(gate[i]) * Function::other(up[i]) * prob
+                  : Function::value(gate[i]) * prob;
   return x;
 }
 
@@ -117,12 +118,12 @@ __device__ __forceinline__ float differentiate(Floats<kWidth>& gate, Floats<kWid
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     const Slope slope = Function::slope(gate[i]);
-    const float other = kGated ? up[i] : 1.0F;
+    const float other = kGated ? Function::other(up[i]) : 1.0F;
     dot += slope.value * other * grad[i];
     act[i] = slope.value * other * prob;
     const float g = grad[i] * prob;
     gate[i] = g * other * slope.derivative;
-    up[i] = g * slope.value;
+    up[i] = Function::other_grad(up[i], g * slope.value);
   }
   return dot;
 }

@@ -35,7 +35,7 @@ template <typename Fn, typename T>
 void forward_row(const T* gate, const T* up, float prob, int64_t size, T* to) {
   simd::for_each_vector(size, [&](int64_t i, auto lanes) {
     simd::Vec value = Fn::value(simd::load(gate + i, lanes));
-    if (up != nullptr) value *= simd::load(up + i, lanes);
+    if (up != nullptr) value *= Fn::other(simd::load(up + i, lanes));
     simd::store(to + i, value * prob, lanes);
   });
 }
@@ -89,7 +89,7 @@ float backward_row(const BackwardRow<T>& r) {
     const simd::Vec scaled = grad * r.prob;
     if (r.act != nullptr) {
       const simd::Vec value =
-          r.up == nullptr ? slope.value : slope.value * simd::load(r.up + i, lanes);
+          r.up == nullptr ? slope.value : slope.value * Fn::other(simd::load(r.up + i, lanes));
       simd::store(r.act + i, value * r.prob, lanes);
     }
     if (r.up == nullptr) {
@@ -98,9 +98,10 @@ float backward_row(const BackwardRow<T>& r) {
       return;
     }
     const simd::Vec up = simd::load(r.up + i, lanes);
-    dot += slope.value * up * grad;
-    simd::store(r.grad_gate + i, scaled * up * slope.derivative, lanes);
-    simd::store(r.grad_up + i, scaled * slope.value, lanes);
+    const simd::Vec other = Fn::other(up);
+    dot += slope.value * other * grad;
+    simd::store(r.grad_gate + i, scaled * other * slope.derivative, lanes);
+    simd::store(r.grad_up + i, Fn::other_grad(up, scaled * slope.value), lanes);
   });
   return simd::sum(dot);
 }

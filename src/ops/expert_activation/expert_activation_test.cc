@@ -13,8 +13,9 @@ namespace {
 using testing::Role;
 using testing::TestInput;
 
-constexpr Activation kKinds[] = {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh,
-                                 Activation::kGelu, Activation::kGeluTanh};
+constexpr Activation kKinds[] = {Activation::kSwiGLU,    Activation::kGeGLU,
+                                 Activation::kGeGLUTanh, Activation::kGelu,
+                                 Activation::kGeluTanh,  Activation::kSwiGLUOai};
 
 double plain_function(Activation kind, double x) {
   switch (kind) {
@@ -26,8 +27,17 @@ double plain_function(Activation kind, double x) {
     case Activation::kGeGLUTanh:
     case Activation::kGeluTanh:
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::kSwiGLUOai: {
+      const double clamped = std::min(x, 7.0);
+      return clamped / (1 + std::exp(-1.702 * clamped));
+    }
   }
   return std::nan("");
+}
+
+/// The other factor of a gated activation.
+double plain_other(Activation kind, double up) {
+  return kind == Activation::kSwiGLUOai ? std::clamp(up, -7.0, 7.0) + 1 : up;
 }
 
 /// A spec and the rows that each expert has.
@@ -99,7 +109,8 @@ void expect_forward_right(const Case& c, DType dtype) {
         c.spec.apply_prob ? static_cast<double>(inputs[1].tensor.get().as<float>()[row]) : 1.0;
     for (size_t f = 0; f < size; ++f) {
       double expected = prob * plain_function(c.spec.kind, pre[row * pre_width + f]);
-      if (is_gated(c.spec.kind)) expected *= pre[row * pre_width + size + f];
+      if (is_gated(c.spec.kind))
+        expected *= plain_other(c.spec.kind, pre[row * pre_width + size + f]);
       ASSERT_NEAR(act[row * act_width + f], expected, tolerance * std::max(1.0, std::abs(expected)))
           << "row " << row << ", column " << f;
     }

@@ -5,6 +5,7 @@
 #include "ops/add/add.h"
 #include "ops/add_bias/add_bias.h"
 #include "ops/attention/attention.h"
+#include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
@@ -16,6 +17,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/activated_product.h"
 #include "ops/expert_activation/expert_activation.h"
+#include "ops/expert_bias/expert_bias.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/latent_heads/latent_heads.h"
@@ -54,6 +56,7 @@ KernelTable make_cuda_kernels() {
   add_add_bias_cuda(table);
   add_add_cuda(table);
   add_attention_cuda(table);
+  add_attention_sink_cuda(table);
   add_balance_cuda(table);
   add_bf16_sum_cuda(table);
   add_block_sparse_cuda(table);
@@ -64,6 +67,7 @@ KernelTable make_cuda_kernels() {
   add_dispatch_plan_cuda(table);
   add_embedding_cuda(table);
   add_expert_activation_cuda(table);
+  add_expert_bias_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
   add_latent_heads_cuda(table);

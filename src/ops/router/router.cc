@@ -66,6 +66,7 @@ Router::Router(const RouterSpec& spec) : spec_(spec) {
 
 OperandSet<Router::Input> Router::input_set() const {
   return OperandSet<Input>{kX, kWeight}
+      .add(kBias, spec_.logit_bias)
       .add(kExpertBias, spec_.expert_bias)
       .add(kCuSeqlens, spec_.balance_scope == BalanceScope::kSequence);
 }
@@ -76,6 +77,7 @@ std::string Router::attributes() const {
                                  spec_.order == ScoreOrder::kAfterTopK ? " after_top_k" : "");
   if (spec_.normalize_top_k) text += " normalize";
   if (spec_.scaling_factor != 1.0) text += fmt::format(" scale={}", spec_.scaling_factor);
+  if (spec_.logit_bias) text += " logit_bias";
   if (spec_.expert_bias) text += " bias";
   if (spec_.num_groups > 1)
     text += fmt::format(" groups={}/{}", spec_.top_groups, spec_.num_groups);
@@ -101,6 +103,7 @@ std::vector<ValueType> Router::infer(std::span<const ValueType> inputs) const {
                 type.to_string());
   };
   check_f32(kWeight, "weight", {num_experts, x.shape[1]});
+  check_f32(kBias, "bias", {num_experts});
   check_f32(kExpertBias, "expert_bias", {num_experts});
   if (operands.has(kCuSeqlens)) {
     const ValueType& cu_seqlens = inputs[operands.position(kCuSeqlens)];
@@ -159,7 +162,9 @@ void Router::differentiate(GradientBuilder& builder) const {
   if (grad_z) set(Backward::kGradZLoss, *grad_z);
   if (grad_means) set(Backward::kGradScoreMeans, *grad_means);
   if (grad_logits) set(Backward::kGradLogits, *grad_logits);
-  const auto accumulators = gradients.weight ? std::vector<int>{kWeight} : std::vector<int>{};
+  std::vector<int> accumulators;
+  if (gradients.weight) accumulators.push_back(kWeight);
+  if (backward->makes_grad_bias()) accumulators.push_back(input_set().position(kBias));
   const auto outputs = builder.emit(backward, inputs, accumulators);
   if (gradients.x) builder.set_grad_input(kX, outputs[Backward::kGradX]);
 }
@@ -186,6 +191,7 @@ std::vector<ValueType> RouterBackward::infer(std::span<const ValueType> inputs) 
   std::vector<ValueType> outputs;
   if (gradients_.x) outputs.push_back(inputs[kX]);
   if (gradients_.weight) outputs.push_back(inputs[kWeight]);
+  if (makes_grad_bias()) outputs.push_back(f32({spec_.num_experts}));
   return outputs;
 }
 

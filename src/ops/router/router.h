@@ -33,6 +33,8 @@ struct RouterSpec {
   bool normalize_top_k = false;
   /// Multiplies the probabilities at last.
   double scaling_factor = 1.0;
+  /// A learnt bias is added to the logits (gpt-oss).
+  bool logit_bias = false;
   /// A bias input is added to what is compared when choosing, never to a probability (DeepSeek-V3).
   bool expert_bias = false;
   /// Experts in num_groups equal groups; a token chooses among its best top_groups groups.
@@ -49,14 +51,17 @@ struct RouterSpec {
 };
 
 /// Chooses top_k experts for every token:
-///   (x A [T, H], weight F32 [E, H], [expert_bias F32 [E]], [cu_seqlens I32 [num_seqs + 1]]) ->
+///   (x A [T, H], weight F32 [E, H], [bias F32 [E]], [expert_bias F32 [E]],
+///    [cu_seqlens I32 [num_seqs + 1]]) ->
 ///   probs F32 [T, K], expert_idx I32 [T, K], logits F32 [T, E], counts F32 [E],
 ///   balance_loss F32 [1], z_loss F32 [1], score_means F32 [E]
-/// expert_bias is there when the spec says so; cu_seqlens for BalanceScope::kSequence, from 0 to T.
+/// bias and expert_bias are there when the spec says so; cu_seqlens for BalanceScope::kSequence,
+/// from 0 to T.
 ///
-/// Logits, scores and losses are F32 even for BF16 x, which is widened, not rounded. A token's
-/// experts come best first. Of equal ones the lower expert (or group) index wins; NaN ranks with
-/// minus infinity, so that indices are valid and distinct whatever the logits.
+/// Logits are x · weightᵀ + bias. Logits, scores and losses are F32 even for BF16 x, which is
+/// widened, not rounded. A token's experts come best first. Of equal ones the lower expert (or
+/// group) index wins; NaN ranks with minus infinity, so that indices are valid and distinct
+/// whatever the logits.
 ///
 /// balance_loss = E · Σ_e f_e · P_e, 1 when balanced: f_e is the expert's fraction of the
 /// assignments, P_e the mean over tokens of its score, scores taken over all experts and summing to
@@ -66,8 +71,8 @@ struct RouterSpec {
 /// for losses that span more than one router. z_loss is the mean of logsumexp(logits)² (ST-MoE,
 /// 2022). All three are 0 where T is 0.
 ///
-/// Gradients of probs, logits, both losses and score_means reach x and weight; the choice, counts
-/// and f_e are constants. Never recomputed: routing is decided once.
+/// Gradients of probs, logits, both losses and score_means reach x, weight and bias; the choice,
+/// counts and f_e are constants. Never recomputed: routing is decided once.
 ///
 /// Where the tokens of a micro-batch are spread over ranks, a rank's router sees its own T_r of T
 /// tokens. z_loss and score_means are means over those: the micro-batch's are the sums over ranks
@@ -78,7 +83,7 @@ struct RouterSpec {
 class Router final : public Operator {
  public:
   static constexpr std::string_view kName = "router";
-  enum Input : int { kX, kWeight, kExpertBias, kCuSeqlens };
+  enum Input : int { kX, kWeight, kBias, kExpertBias, kCuSeqlens };
   enum Output : int { kProbs, kExpertIdx, kLogits, kCounts, kBalanceLoss, kZLoss, kScoreMeans };
 
   /// Throws UserError for an impossible combination.
@@ -109,14 +114,15 @@ struct RouterGradients {
   bool score_means = false;
   bool logits = false;
   bool x = true;
-  bool weight = true;
+  bool weight = true;   ///< and the bias, where there is one
   bool addend = false;  ///< something is added to the gradient of x
 };
 
 /// (x, weight, logits, expert_idx, counts or cu_seqlens for the balance loss where there is its,
 ///  then the gradients that there are: probs F32 [T, K], balance_loss F32 [1], z_loss F32 [1],
 ///  score_means F32 [E], logits F32 [T, E], at last the addend A [T, H] if there is one) ->
-/// (dx A [T, H], plus the addend, if wanted, dweight F32 [E, H] accumulated if wanted).
+/// (dx A [T, H], plus the addend, if wanted; accumulated, if wanted, dweight F32 [E, H] and dbias
+/// F32 [E]).
 class RouterBackward final : public Operator, public TakesAddend {
  public:
   static constexpr std::string_view kName = "router_backward";
@@ -134,7 +140,7 @@ class RouterBackward final : public Operator, public TakesAddend {
     kGradLogits,
     kAddend
   };
-  enum Output : int { kGradX, kGradWeight };
+  enum Output : int { kGradX, kGradWeight, kGradBias };
 
   RouterBackward(const RouterSpec& spec, const RouterGradients& gradients)
       : spec_(spec), gradients_(gradients) {}
@@ -143,15 +149,19 @@ class RouterBackward final : public Operator, public TakesAddend {
   const RouterGradients& gradients() const { return gradients_; }
   OperandSet<Input> input_set() const;
   OperandSet<Output> output_set() const {
-    return OperandSet<Output>().add(kGradX, gradients_.x).add(kGradWeight, gradients_.weight);
+    return OperandSet<Output>()
+        .add(kGradX, gradients_.x)
+        .add(kGradWeight, gradients_.weight)
+        .add(kGradBias, makes_grad_bias());
   }
 
   std::string_view name() const override { return kName; }
   std::string attributes() const override { return gradients_.addend ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  bool makes_grad_bias() const { return gradients_.weight && spec_.logit_bias; }
   bool accumulates(int output) const override {
-    return gradients_.weight && output == output_set().position(kGradWeight);
+    return gradients_.weight && output >= output_set().position(kGradWeight);
   }
   OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
 

@@ -193,6 +193,18 @@ struct ProductGradients {
   }
 };
 
+/// The logits' gradients of all tokens, added up expert by expert.
+void add_bias_gradient(const BackwardCall& call, float* grad_bias_E) {
+  const RouterSizes& s = call.sizes;
+#pragma omp parallel for schedule(static)
+  for (int64_t e = 0; e < s.num_experts; ++e) {
+    double sum = 0;
+    for (int64_t t = 0; t < s.num_tokens; ++t)
+      sum += static_cast<double>(call.grad_logits_TE[t * s.num_experts + e]);
+    grad_bias_E[e] += static_cast<float>(sum);
+  }
+}
+
 BackwardCall bind(const RouterBackward& op, const Args<RouterBackward>& args,
                   const RouterSizes& sizes) {
   using Op = RouterBackward;
@@ -241,6 +253,8 @@ void router_backward(const RouterBackward& op, const Args<RouterBackward>& args)
                           .num_segments = segments.size()};
   const BackwardCall call = bind(op, args, sizes);
   backward_logits(call, args, segments);
+  const Tensor* grad_bias = args.find_out(Op::kGradBias);
+  if (grad_bias != nullptr && *grad_bias) add_bias_gradient(call, grad_bias->as<float>());
 
   const Tensor* grad_x = args.find_out(Op::kGradX);
   const Tensor* grad_weight = args.find_out(Op::kGradWeight);

@@ -28,8 +28,14 @@ struct Forward {
   }
 };
 
-/// logits[t] = W x[t] for some rows of F32 x.
-void multiply_rows(const float* x, const float* weight, float* logits, int64_t num_rows,
+/// The two weights of the logits.
+struct LogitWeights {
+  const float* weight_EH;
+  const float* bias_E;  ///< null where there is none
+};
+
+/// logits[t] = W x[t] + b for some rows of F32 x.
+void multiply_rows(const float* x, const LogitWeights& weights, float* logits, int64_t num_rows,
                    const RouterSizes& sizes) {
   gemm({.transpose_b = true,
         .m = num_rows,
@@ -37,16 +43,22 @@ void multiply_rows(const float* x, const float* weight, float* logits, int64_t n
         .k = sizes.hidden_size,
         .a = x,
         .lda = sizes.hidden_size,
-        .b = weight,
+        .b = weights.weight_EH,
         .ldb = sizes.hidden_size,
         .c = logits,
         .ldc = sizes.num_experts});
+  if (weights.bias_E == nullptr) return;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float* own = logits + row * sizes.num_experts;
+    for (int64_t e = 0; e < sizes.num_experts; ++e) own[e] += weights.bias_E[e];
+  }
 }
 
-void compute_logits(const Tensor& x, const float* weight, float* logits, float* widened,
+void compute_logits(const Tensor& x, const LogitWeights& weights, float* logits, float* widened,
                     const RouterSizes& sizes) {
   for_each_row_chunk(x, widened, [&](int64_t first, int64_t num_rows, const float* rows) {
-    multiply_rows(rows, weight, logits + first * sizes.num_experts, num_rows, sizes);
+    multiply_rows(rows, weights, logits + first * sizes.num_experts, num_rows, sizes);
   });
 }
 
@@ -153,7 +165,10 @@ void router(const Router& op, const Args<Router>& args) {
   const Forward f = bind(op, args, sizes);
   float* widened =
       workspace_part<float>(args.workspace, RouterWorkspace::of_forward(sizes).widened);
-  compute_logits(x, args.in(Router::kWeight).as<float>(), f.logits_TE, widened, sizes);
+  const Tensor* bias = args.find_in(Router::kBias);
+  compute_logits(
+      x, {args.in(Router::kWeight).as<float>(), bias == nullptr ? nullptr : bias->as<float>()},
+      f.logits_TE, widened, sizes);
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) route_block(f, block);
 
@@ -165,8 +180,9 @@ void router(const Router& op, const Args<Router>& args) {
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) balance_block(f, segments, block);
   *args.out(Router::kZLoss).as<float>() = mean_of_partials(f, 0, 1.0);
+  const int64_t num_compared = sizes.num_experts / op.spec().balance_group_size;
   *args.out(Router::kBalanceLoss).as<float>() =
-      mean_of_partials(f, 1, static_cast<double>(sizes.num_experts / op.spec().balance_group_size));
+      mean_of_partials(f, 1, static_cast<double>(num_compared));
   write_score_means(f, args.out(Router::kScoreMeans).span<float>());
 }
 

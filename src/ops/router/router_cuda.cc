@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "ops/add_bias/add_bias_kernels.h"
+#include "ops/cuda/column_sums.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/device_buffer.h"
 #include "ops/cuda/limits.h"
@@ -54,6 +56,8 @@ struct Workspace {
   int64_t count_parts = 0;   ///< i32 [kRouterTotalParts, E]
   int64_t grad_logits = 0;   ///< f32 [T, E], or of what is split, bf16 [T, 4E]
   int64_t partials = 0;      ///< f32 [splits or terms, E, H]
+  int64_t bias_grads = 0;    ///< f32 [T, E], the logits' gradients where those are split
+  int64_t bias_partials = 0;
   int64_t num_bytes = 0;
 
   static Workspace of_forward(const RouterShape& shape, int64_t num_segments) {
@@ -73,7 +77,7 @@ struct Workspace {
     result.num_bytes = layout.num_bytes();
     return result;
   }
-  static Workspace of_backward(const RouterShape& shape, int64_t num_segments) {
+  static Workspace of_backward(const RouterShape& shape, int64_t num_segments, bool with_bias) {
     WorkspaceLayout layout;
     Workspace result;
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
@@ -83,6 +87,9 @@ struct Workspace {
     result.grad_logits = split ? layout.add<Bf16>(4 * num_logits) : layout.add<float>(num_logits);
     const int64_t num_partials = split ? 3 : router_weight_splits(shape);
     result.partials = layout.add<float>(num_partials * shape.num_experts * shape.hidden_size);
+    if (with_bias && split) result.bias_grads = layout.add<float>(num_logits);
+    if (with_bias)
+      result.bias_partials = layout.add<std::byte>(column_sums_bytes(shape.num_experts));
     result.num_bytes = layout.num_bytes();
     return result;
   }
@@ -167,6 +174,19 @@ struct Forward {
         stream);
   }
 
+  void add_bias() const {
+    const Tensor* bias = args.find_in(Router::kBias);
+    if (bias == nullptr) return;
+    auto* logits = out<float>(Router::kLogits);
+    launch_add_bias({.dtype = DType::kF32,
+                     .rows = {.bound = shape.num_tokens},
+                     .width = shape.num_experts,
+                     .x = logits,
+                     .bias = bias->as<float>(),
+                     .y = logits},
+                    stream);
+  }
+
   void choose() const {
     launch_route_tokens({.rule = rule,
                          .num_tokens = shape.num_tokens,
@@ -241,6 +261,7 @@ void router(const Router& op, const Args<Router>& args) {
                         .layout = Workspace::of_forward(shape, num_segments(bounds)),
                         .stream = stream_of(args)};
   forward.multiply();
+  forward.add_bias();
   forward.choose();
   forward.add_totals();
   if (bounds != nullptr) forward.balance_segments();
@@ -325,11 +346,30 @@ struct BackwardCall {
          .grad_z = floats(args.find_in(Op::kGradZLoss)),
          .grad_means_E = floats(args.find_in(Op::kGradScoreMeans)),
          .given_grad_logits_TE = floats(args.find_in(Op::kGradLogits)),
-         .grad_logits_TE = split ? nullptr : grad_logits,
+         .grad_logits_TE = grad_logits_TE(),
          .grad_terms_T4E = split ? grad_logits : nullptr,
          .counts_E = counts,
          .weight = is_few() ? weight() : RouterWeight{}},
         stream);
+  }
+
+  /// Where they are written in F32; null: nowhere.
+  float* grad_logits_TE() const {
+    if (!can_split_router(shape)) return part<float>(layout.grad_logits);
+    return op.makes_grad_bias() ? part<float>(layout.bias_grads) : nullptr;
+  }
+
+  void add_bias_gradient() const {
+    const Tensor* grad_bias = args.find_out(Op::kGradBias);
+    if (grad_bias == nullptr || !*grad_bias) return;
+    launch_column_sums({.dtype = DType::kF32,
+                        .rows = {.bound = shape.num_tokens},
+                        .cols = shape.num_experts,
+                        .x = grad_logits_TE(),
+                        .accumulator = grad_bias->as<float>(),
+                        .partials = part<float>(layout.bias_partials),
+                        .num_sms = context_of(args).num_sms()},
+                       stream);
   }
 
   void multiply() const {
@@ -392,14 +432,16 @@ void router_backward(const RouterBackward& op, const Args<RouterBackward>& args)
   const Tensor& x = args.in(Op::kX);
   const RouterShape shape = shape_of(x.dtype, x.shape, args.in(Op::kWeight).shape);
   const Tensor* bounds = args.find_in(Op::kCuSeqlens);
-  const BackwardCall call{.op = op,
-                          .args = args,
-                          .rule = rule_of(op.spec()),
-                          .shape = shape,
-                          .bounds = bounds,
-                          .layout = Workspace::of_backward(shape, num_segments(bounds)),
-                          .stream = stream_of(args)};
+  const BackwardCall call{
+      .op = op,
+      .args = args,
+      .rule = rule_of(op.spec()),
+      .shape = shape,
+      .bounds = bounds,
+      .layout = Workspace::of_backward(shape, num_segments(bounds), op.makes_grad_bias()),
+      .stream = stream_of(args)};
   call.make_grad_logits();
+  call.add_bias_gradient();
   call.multiply();
 }
 
@@ -408,7 +450,8 @@ int64_t router_backward_workspace(const RouterBackward& op, std::span<const Valu
   check_limit(op, op.spec().num_experts, kRouterMaxExperts, "experts");
   const ValueType& x = inputs[Op::kX];
   const RouterShape shape = shape_of(x.dtype, x.shape, inputs[Op::kWeight].shape);
-  return Workspace::of_backward(shape, num_segments(find_bounds(op, inputs))).num_bytes;
+  return Workspace::of_backward(shape, num_segments(find_bounds(op, inputs)), op.makes_grad_bias())
+      .num_bytes;
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ OperatorInputs inputs_of(const Case& c, DType dtype) {
     inputs.names.push_back(name);
     inputs.types.push_back(type);
   };
+  if (c.spec.logit_bias) add("w_bias", {DType::kF32, {c.spec.num_experts}});
   if (c.spec.expert_bias) add("bias", {DType::kF32, {c.spec.num_experts}});
   if (c.spec.balance_scope == BalanceScope::kSequence) add("cu_seqlens", {DType::kI32, {5}});
   return inputs;
@@ -71,11 +72,13 @@ std::vector<RouterSpec> published_specs() {
                          .group_score = GroupScore::kTopTwoSum,
                          .balance_group_size = 32};
   const RouterSpec plain_sigmoid{.num_experts = 33, .top_k = 2, .score = ScoreFunction::kSigmoid};
+  const RouterSpec gpt_oss{
+      .num_experts = 32, .top_k = 4, .order = ScoreOrder::kAfterTopK, .logit_bias = true};
   const RouterSpec many_groups{.num_experts = 96, .top_k = 5, .num_groups = 48, .top_groups = 33};
-  return {of_size({}, 16, 1),   mixtral,           qwen,
-          deepseek_v2,          deepseek_v3,       plain_sigmoid,
-          many_groups,          of_size({}, 1, 1), of_size({}, 1024, 40),
-          of_size(qwen, 40, 40)};
+  return {of_size({}, 16, 1),    mixtral,           qwen,
+          deepseek_v2,           deepseek_v3,       plain_sigmoid,
+          many_groups,           of_size({}, 1, 1), of_size({}, 1024, 40),
+          of_size(qwen, 40, 40), gpt_oss,           of_size(gpt_oss, 128, 4)};
 }
 
 class RouterCuda : public GpuTest {
@@ -111,6 +114,12 @@ TEST_F(RouterCuda, TinyPlain) {
               .top_groups = 2,
               .group_score = GroupScore::kTopTwoSum},
              BalanceScope::kMicroBatch, DType::kF32);
+}
+
+TEST_F(RouterCuda, TinyLogitBias) {
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    check_tiny(of_size({.order = ScoreOrder::kAfterTopK, .logit_bias = true}, 16, 4),
+               BalanceScope::kMicroBatch, dtype);
 }
 
 TEST_F(RouterCuda, TinySequences) {

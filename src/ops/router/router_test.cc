@@ -100,7 +100,12 @@ Row probs_of(const RouterSpec& spec, const Row& logits, const std::vector<int32_
 std::vector<Row> logits_of(const std::vector<TestInput>& inputs) {
   const auto x = testing::to_doubles(inputs[0].tensor);
   const auto w = testing::to_doubles(inputs[1].tensor);
-  std::vector<Row> result(x.size() / router::kHidden, Row(w.size() / router::kHidden));
+  Row bias(w.size() / router::kHidden);
+  for (const TestInput& input : inputs) {
+    if (input.name == "bias" && input.role == Role::kWeight)
+      bias = testing::to_doubles(input.tensor);
+  }
+  std::vector<Row> result(x.size() / router::kHidden, bias);
   for (size_t t = 0; t < result.size(); ++t) {
     for (size_t e = 0; e < result[t].size(); ++e) {
       for (size_t h = 0; h < router::kHidden; ++h) {
@@ -263,7 +268,7 @@ TEST(Router, BadLogitsGiveValidDistinctExpertsAndShowInTheLosses) {
   for (RouterSpec spec : published_specs()) {
     spec.num_experts = 6;
     spec.top_k = std::min<int64_t>(spec.top_k, 3);
-    spec.expert_bias = false;
+    spec.expert_bias = spec.logit_bias = false;
     spec.num_groups = spec.num_groups > 1 ? 3 : 1;
     spec.balance_group_size = 1;
     for (const auto& row : rows) {

@@ -24,6 +24,10 @@ inline std::vector<TestInput> make_inputs(const Case& c, Random& random) {
       TestInput{random_tensor(c.dtype, {c.num_tokens, kHidden}, random), Role::kValue, "x"},
       TestInput{random_tensor(DType::kF32, {c.spec.num_experts, kHidden}, random, 0.3),
                 Role::kWeight, "weight"});
+  if (c.spec.logit_bias) {
+    inputs.push_back(
+        {random_tensor(DType::kF32, {c.spec.num_experts}, random), Role::kWeight, "bias"});
+  }
   if (c.spec.expert_bias) {
     inputs.push_back({tensor_of({c.spec.num_experts}, c.bias), Role::kConstant, "expert_bias"});
   }
@@ -57,11 +61,13 @@ inline std::vector<RouterSpec> published_specs() {
                          .top_groups = 2,
                          .group_score = GroupScore::kTopTwoSum};
   RouterSpec plain_sigmoid{.num_experts = 16, .top_k = 2, .score = ScoreFunction::kSigmoid};
+  RouterSpec gpt_oss{
+      .num_experts = 16, .top_k = 4, .order = ScoreOrder::kAfterTopK, .logit_bias = true};
   RouterSpec all{.num_experts = 16, .top_k = 16};
   RouterSpec by_device = deepseek_v3;
   by_device.balance_group_size = 4;
-  return {switch_transformer, mixtral,       qwen, deepseek_v2,
-          deepseek_v3,        plain_sigmoid, all,  by_device};
+  return {switch_transformer, mixtral, qwen,      deepseek_v2, deepseek_v3,
+          plain_sigmoid,      all,     by_device, gpt_oss};
 }
 
 inline Case make_case(RouterSpec spec, BalanceScope scope, int64_t num_tokens, Random& random) {

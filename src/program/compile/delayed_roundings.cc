@@ -24,8 +24,8 @@ void add_place(Node& node, int place) {
 
 std::vector<std::string> operand_weights(std::vector<std::string> product_weights) {
   std::ranges::sort(product_weights);
-  const auto repeated = std::ranges::unique(product_weights);
-  product_weights.erase(repeated.begin(), repeated.end());
+  const auto repeated = std::unique(product_weights.begin(), product_weights.end());
+  product_weights.erase(repeated, product_weights.end());
   return product_weights;
 }
 

@@ -6,15 +6,17 @@
 
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/expert_activation/expert_activation.h"
+#include "ops/expert_bias/expert_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/route_map/route_map.h"
 
 namespace tessera {
 namespace {
 
-/// The three nodes of a layer's experts, by their place in the program.
+/// The nodes of a layer's experts, by their place in the program.
 struct SparseExperts {
   size_t first;
+  std::optional<size_t> bias;  ///< of what the first product makes
   size_t activation;
   size_t second;
   ValueId offsets;
@@ -64,13 +66,26 @@ class BlockJoiner {
     return nodes_[found->second].inputs[0];
   }
 
+  /// The node that adds biases to a product's sparse values.
+  std::optional<size_t> find_bias(ValueId pre) const {
+    const auto found = producer_.find(pre);
+    if (found == producer_.end()) return std::nullopt;
+    const auto* bias = op_of<ExpertBias>(found->second);
+    if (bias == nullptr || !bias->is_sparse()) return std::nullopt;
+    return found->second;
+  }
+
   std::optional<SparseExperts> find_experts(size_t activation) const {
     const auto* op = op_of<BlockSparseActivation>(activation);
     if (op == nullptr) return std::nullopt;
     const ValueId pre = nodes_[activation].inputs[0];
-    const auto first = producer_.find(pre);
+    const std::optional<size_t> bias = find_bias(pre);
+    const ValueId made = bias ? nodes_[*bias].inputs[ExpertBias::kX] : pre;
+    const auto first = producer_.find(made);
     const auto second = only_reader(nodes_[activation].outputs[0]);
-    if (first == producer_.end() || !second || only_reader(pre) != activation) return std::nullopt;
+    if (first == producer_.end() || !second || only_reader(pre) != activation ||
+        only_reader(made) != bias.value_or(activation))
+      return std::nullopt;
     const auto* fc1 = op_of<BlockSparseProduct>(first->second);
     const auto* fc2 = op_of<BlockSparseProduct>(*second);
     if (fc1 == nullptr || fc2 == nullptr || !are_layers(*fc1, *fc2)) return std::nullopt;
@@ -82,7 +97,7 @@ class BlockJoiner {
     if (offsets < 0 || offsets != offsets_of(nodes_[*second]) || !same_rows ||
         rows.dtype != DType::kBF16)
       return std::nullopt;
-    return SparseExperts{first->second, activation, *second, offsets};
+    return SparseExperts{first->second, bias, activation, *second, offsets};
   }
 
   /// Whether they are products of rows with experts of one size, stored by rows.
@@ -107,6 +122,13 @@ class BlockJoiner {
     first = {make_grouped_matmul({.group_sizes = sizes_of(first), .side = GroupedSide::kOut}),
              {first.inputs[0], first.inputs[1], experts.offsets},
              first.outputs};
+    if (experts.bias) {
+      Node& bias = nodes_[*experts.bias];
+      bias = {
+          make_expert_bias({.sizes = static_cast<const ExpertBias&>(*bias.op).sizes().values()}),
+          {bias.inputs[ExpertBias::kX], bias.inputs[ExpertBias::kBias], experts.offsets},
+          bias.outputs};
+    }
     activation = {make_expert_activation({.kind = kind, .expert_sizes = sizes, .apply_prob = true}),
                   {activation.inputs[0], activation.inputs[1], experts.offsets},
                   activation.outputs};

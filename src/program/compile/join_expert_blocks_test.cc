@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/block_sparse/layer_testing.h"
+#include "ops/expert_bias/expert_bias.h"
 #include "ops/permute/permute.h"
 #include "ops/route_map/route_map.h"
 
@@ -70,6 +71,64 @@ TEST(JoinExpertBlocks, WhatOthersReadStays) {
   const LayerValues v = build_block_sparse_layer(layer_case({32, 32, 32}), program);
   program.set_outputs({v.y_RH, program.find("act")});
   EXPECT_EQ(operators_of(join_expert_blocks(program)), operators_of(program));
+}
+
+/// A layer with biases behind its first products.
+LayerValues build_biased_layer(const LayerCase& layer, Program& program, ValueId& bias) {
+  LayerValues v = add_layer_inputs(layer, program);
+  const int64_t block = layer.block_size;
+  const auto topology = [&](const std::vector<int64_t>& sizes) {
+    return program.add(make_block_topology({block, sizes, program.type(v.rows_RH).shape[0]}),
+                       {v.offsets});
+  };
+  const auto t1 = topology(layer.first_sizes());
+  const auto t2 = topology(layer.sizes);
+  bias = program.add_weight("bias", {DType::kF32, {2 * layer.inner()}});
+  const ValueId product =
+      program.add1(make_block_sparse_fc1(block, layer.first_sizes()),
+                   {v.rows_RH, v.w1, t1[0], t1[1], t1[2], t1[3], t1[4]}, "product");
+  const ValueId pre =
+      program.add1(make_expert_bias({.sizes = layer.first_sizes(), .block_size = block}),
+                   {product, bias, v.offsets, t1[0]}, "pre");
+  const ValueId act = program.add1(make_block_sparse_activation({layer.activation, block}),
+                                   {pre, v.probs_R, t2[0], t2[1]}, "act");
+  v.y_RH = program.add1(make_block_sparse_fc2(block, layer.sizes),
+                        {act, v.w2, t2[0], t2[1], t2[2], t2[3], t2[4], v.probs_R}, "y");
+  program.set_outputs({v.y_RH});
+  return v;
+}
+
+TEST(JoinExpertBlocks, TakesBiasesAlong) {
+  const LayerCase layer = layer_case({32, 32, 32});
+  KernelTable kernels = testing::layer_kernels();
+  add_expert_bias_cpu(kernels);
+  std::vector<OwnedTensor> results;
+  for (const bool join : {false, true}) {
+    Program program("experts");
+    ValueId bias;
+    const LayerValues v = build_biased_layer(layer, program, bias);
+    if (join) {
+      program = join_expert_blocks(program);
+      EXPECT_EQ(operators_of(program),
+                (std::vector<std::string>{"grouped_matmul", "expert_bias", "expert_activation",
+                                          "grouped_matmul"}));
+    }
+    ProgramRun run(program, {{v.y_RH}, {v.rows_RH, v.probs_R}}, kernels);
+    Random random(5, 0);
+    fill_inputs(layer, v, run, random);
+    testing::copy_into(run.value(bias),
+                       testing::random_tensor(DType::kF32, {2 * layer.inner()}, random));
+    run.run_forward();
+    run.run_backward();
+    Tensor y = run.value(v.y_RH);
+    y.shape[0] = layer.offsets().back();
+    for (const Tensor& tensor : {y, run.grad(bias), run.grad(v.w2)}) {
+      results.emplace_back(tensor.dtype, tensor.shape);
+      testing::copy_into(results.back(), tensor);
+    }
+  }
+  for (size_t i = 0; i < 3; ++i)
+    testing::expect_rows_near(results[3 + i], results[i], 0x1.0p-8, fmt::format("result {}", i));
 }
 
 /// Forward and backward, of a program or of what it becomes.

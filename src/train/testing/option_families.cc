@@ -48,7 +48,23 @@ constexpr OptionFamily kFamilies[] = {
     {"latent_attention", use_latent_attention},
     {"latent_attention_whole_queries", [](Settings& s) { use_latent_attention(s);
                                                          s.model.latent.query_rank = 0; }},
+    {"attention_sinks", [](Settings& s) { s.model.attention_sinks = true; s.model.window = 5;
+                                          s.model.window_layers = {0}; }},
     // Experts.
+    {"biased_experts", [](Settings& s) { s.model.moe.mlp_bias = s.model.moe.router_bias = true;
+                                         s.model.activation = Activation::kSwiGLUOai; }},
+    {"biased_experts_late", [](Settings& s) { s.model.moe.mlp_bias = true;
+                                              s.model.moe.memory_efficient = false;
+                                              s.model.moe.inner_sizes = {64, 8, 24, 128}; }},
+    {"biased_block_sparse", [](Settings& s) { s.model.moe.mlp_bias = true;
+                                              s.model.activation = Activation::kSwiGLUOai;
+                                              s.model.moe.experts = ExpertPath::kBlockSparse;
+                                              s.model.moe.block_size = 16; }},
+    {"biased_block_sparse_of_many_sizes",
+     [](Settings& s) { s.model.moe.mlp_bias = true;
+                       s.model.moe.experts = ExpertPath::kBlockSparse;
+                       s.model.moe.block_size = 8;
+                       s.model.moe.inner_sizes = {64, 8, 24, 128}; }},
     {"probabilities_late", [](Settings& s) { s.model.moe.memory_efficient = false; }},
     {"gathers_fused", [](Settings& s) { s.model.moe.fuse_gather = GatherFusion::kAlways;
                                         s.model.moe.shared_inner_size = 32; }},

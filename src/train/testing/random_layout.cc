@@ -201,6 +201,15 @@ void draw_experts(Draw& draw, RandomLayout& result) {
   if (draw.chance(4)) moe.latent_size = 1 + draw.upto(model.hidden_size - 1);
 }
 
+void draw_biases(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  model.attention_sinks = draw.chance(3);
+  if (model.moe.num_experts == 0) return;
+  model.moe.mlp_bias = draw.chance(3);
+  model.moe.router_bias = draw.chance(3);
+  if (draw.chance(4)) model.activation = Activation::kSwiGLUOai;
+}
+
 void draw_training(Draw& draw, RandomLayout& result) {
   Settings& settings = result.settings;
   const LayoutSpec& layout = settings.parallel.layout;
@@ -331,6 +340,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     if (draw.chance(3)) draw_offload(draw, result);
     ShardSettings& shard = result.settings.shard;
     shard.state_on_host = shard.scope != ShardScope::kFull && draw.chance(4);
+    draw_biases(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

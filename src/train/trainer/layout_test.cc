@@ -156,6 +156,48 @@ TEST(TensorLayouts, NormAllHeadsOverRanks) {
   }
 }
 
+/// The options of gpt-oss: sinks of spread and exchanged heads, biases of spread experts.
+void use_gpt_oss(ModelConfig& model) {
+  model.num_layers = 3;
+  model.num_heads = 4;
+  model.num_kv_heads = 2;
+  model.head_size = 8;
+  model.attention_sinks = model.qkv_bias = model.output_bias = true;
+  model.window = 5;
+  model.window_layers = {0, 2};
+  model.activation = Activation::kSwiGLUOai;
+  model.moe.score_order = ScoreOrder::kAfterTopK;
+  model.moe.mlp_bias = model.moe.router_bias = true;
+}
+
+TEST(AnyLayouts, SpreadSinksAndBiases) {
+  Settings settings = small_settings();
+  use_gpt_oss(settings.model);
+  settings.data.sequence_length = 16;
+  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
+    settings.parallel.layout = layout;
+    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+    expect_agreement(settings, num_ranks);
+  };
+  agrees({.tp = 2}, 2);
+  agrees({.tp = 4, .etp = 2}, 4);
+  agrees({.dp = 2, .ep = 2}, 2);
+  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  settings.model.moe.memory_efficient = false;
+  agrees({.cp = 2, .etp = 2}, 2);
+  settings.parallel.context = ContextExchange::kAllToAll;
+  agrees({.cp = 2}, 2);
+  agrees({.tp = 2, .cp = 2, .ep = 4}, 4);
+  settings.parallel.attention = AttentionParallel::kUlysses;
+  agrees({.tp = 2}, 2);
+  settings.model.moe.memory_efficient = true;
+  settings.model.moe.experts = ExpertPath::kBlockSparse;
+  settings.model.moe.inner_size = 16;
+  settings.model.moe.block_size = 8;
+  settings.train.recompute = {"all"};
+  agrees({.cp = 2, .dp = 2, .etp = 2, .ep = 2}, 4);
+}
+
 /// TESSERA_LAYOUT_SEED=n runs that case alone.
 class AnyLayout : public ::testing::TestWithParam<uint64_t> {};
 

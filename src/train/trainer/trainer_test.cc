@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "train/infer/generate.h"
@@ -218,11 +219,12 @@ TEST(Trainer, PredictsItsActivationsExactly) {
   EXPECT_GT(memory.activations.saved, 0);
 }
 
-/// Generation over a cache gives the log-probabilities of the training's own forward pass on the
-/// same tokens.
-TEST(Generator, LogProbabilitiesEqualTheTrainingForward) {
+/// Trains a tiny model for some steps; then generation over a cache gives the log-probabilities of
+/// the training's own forward pass on the same tokens.
+void expect_cache_agrees(const std::function<void(ModelConfig&)>& change) {
   const TemporaryFolder folder;
   Settings settings = tiny_settings(folder);
+  change(settings.model);
   settings.train.micro_batch = settings.train.global_batch = 1;
   const auto trainer = make_trainer(settings);
   for (int i = 0; i < 3; ++i) trainer->step();
@@ -251,6 +253,22 @@ TEST(Generator, LogProbabilitiesEqualTheTrainingForward) {
   }
   for (size_t i = 0; i < 16; ++i)
     EXPECT_NEAR(-log_probabilities[i], losses[i], 2e-5 * (1 + losses[i])) << i;
+}
+
+TEST(Generator, LogProbabilitiesEqualTheTrainingForward) {
+  expect_cache_agrees([](ModelConfig&) {});
+}
+
+/// As gpt-oss has them.
+TEST(Generator, LogProbabilitiesWithSinksWindowsAndBiases) {
+  expect_cache_agrees([](ModelConfig& model) {
+    model.attention_sinks = model.qkv_bias = model.output_bias = true;
+    model.window = 4;
+    model.window_layers = {0};
+    model.activation = Activation::kSwiGLUOai;
+    model.moe.mlp_bias = model.moe.router_bias = true;
+    model.moe.score_order = ScoreOrder::kAfterTopK;
+  });
 }
 
 TEST(SampleToken, CutsByTopKAndTopP) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "parallel/layout.h"
 #include "train/trainer/trainer.h"
@@ -43,6 +44,16 @@ void shrink_vocabulary(ModelConfig& model) {
   model.vocab_size = model.vocab_size > 0 ? std::min(model.vocab_size, limit) : limit;
 }
 
+/// Leaves out the windows behind the first `num_layers` layers, where some of these have one and
+/// some have none: then there are both kinds among them. False where there are not.
+bool keep_first_windows(ModelConfig& model, int64_t num_layers) {
+  std::vector<int64_t> kept = model.window_layers;
+  std::erase_if(kept, [&](int64_t layer) { return layer >= num_layers; });
+  if (kept.empty() || std::cmp_greater_equal(kept.size(), num_layers)) return false;
+  model.window_layers = std::move(kept);
+  return true;
+}
+
 /// Few layers that still are of every kind and fill every stage.
 void shrink_depth(Settings& settings) {
   if (!settings.parallel.pipeline_layout.empty()) return;
@@ -51,7 +62,9 @@ void shrink_depth(Settings& settings) {
   const int64_t chunks = settings.parallel.layout.pp * settings.parallel.chunks_per_stage;
   const int64_t kinds = std::max(model.moe.first_dense_layers + 2 * model.moe.every, int64_t{2});
   int64_t layers = std::min(model.num_layers, std::max(2 * chunks, kinds));
-  for (const int64_t layer : model.window_layers) layers = std::max(layers, layer + 1);
+  if (!keep_first_windows(model, layers)) {
+    for (const int64_t layer : model.window_layers) layers = std::max(layers, layer + 1);
+  }
   for (const int64_t layer : model.moe.dense_layers) layers = std::max(layers, layer + 1);
   model.num_layers = std::min(layers, model.num_layers);
 }
@@ -90,9 +103,11 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
   ModelConfig& model = settings.model;
   model.inner_size = at_most(model.dense_inner_size(), 24, tp);
   shrink_attention(model);
-  model.hidden_size = std::min<int64_t>(model.hidden_size, 32);
-  model.moe.latent_size = std::min(model.moe.latent_size, (model.hidden_size + 1) / 2);
-  shrink_experts(model.moe, layout.degree(Axis::kEtp), tp);
+  const int64_t etp = layout.degree(Axis::kEtp);
+  const int64_t width_unit = model.moe.mlp_bias ? etp : 1;  // whose biases ETP spreads
+  model.hidden_size = at_most(model.hidden_size, 32, width_unit);
+  model.moe.latent_size = at_most(model.moe.latent_size, (model.hidden_size + 1) / 2, width_unit);
+  shrink_experts(model.moe, etp, tp);
   shrink_depth(settings);
   shrink_vocabulary(model);
   model.padding_token = std::min(model.padding_token, model.vocab_size - 1);
