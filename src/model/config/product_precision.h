@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/config/layer_entries.h"
-#include "program/compile/round_operands.h"
+#include "program/rounding/round_operands.h"
 
 namespace tessera {
 

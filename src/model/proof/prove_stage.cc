@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "model/proof/bound_sharding.h"
-#include "program/compile/delayed_roundings.h"
+#include "program/rounding/delayed_roundings.h"
 
 namespace tessera {
 namespace {

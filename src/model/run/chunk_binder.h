@@ -1,11 +1,11 @@
 #pragma once
 
-#include "model/run/batch_inputs.h"
+#include "model/batch/batch_inputs.h"
+#include "model/batch/model_balance.h"
+#include "model/batch/pass_statistics.h"
 #include "model/run/bound_program.h"
 #include "model/run/chunk_streams.h"
 #include "model/run/layer_copies.h"
-#include "model/run/model_balance.h"
-#include "model/run/pass_statistics.h"
 #include "model/run/rounding_tables.h"
 #include "model/run/saved_placement.h"
 #include "runtime/elastic_slabs.h"

@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "model/batch/model_balance.h"
 #include "model/build/layer_builder.h"
-#include "model/run/model_balance.h"
 
 namespace tessera {
 namespace {

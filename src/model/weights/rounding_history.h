@@ -8,7 +8,7 @@
 #include "core/memory.h"
 #include "core/slice.h"
 #include "model/build/ports.h"
-#include "program/compile/delayed_roundings.h"
+#include "program/rounding/delayed_roundings.h"
 
 namespace tessera {
 

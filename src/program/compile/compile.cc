@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "program/compile/fp8_products.h"
 #include "program/compile/fuse_gathers.h"
 #include "program/compile/fuse_producers.h"
 #include "program/compile/fuse_repeats.h"
@@ -12,6 +11,7 @@
 #include "program/compile/quantize_early.h"
 #include "program/compile/schedule.h"
 #include "program/compile/set_aside.h"
+#include "program/rounding/fp8_products.h"
 
 namespace tessera {
 namespace {

@@ -9,8 +9,8 @@
 #include "ops/backend.h"
 #include "ops/gather.h"
 #include "program/compile/recompute.h"
-#include "program/compile/round_operands.h"
 #include "program/compile/split_weights.h"
+#include "program/rounding/round_operands.h"
 
 namespace tessera {
 

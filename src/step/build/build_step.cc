@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "model/run/model_balance.h"
+#include "model/batch/model_balance.h"
 #include "step/build/chunk_tasks.h"
 #include "step/build/offload_tasks.h"
 #include "step/build/parameter_tasks.h"

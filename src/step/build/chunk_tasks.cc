@@ -3,8 +3,8 @@
 #include <map>
 #include <span>
 
-#include "model/run/batch_inputs.h"
-#include "model/run/model_balance.h"
+#include "model/batch/batch_inputs.h"
+#include "model/batch/model_balance.h"
 #include "step/build/node_types.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 
 #include "core/memory.h"
 #include "core/process/progress.h"
-#include "program/compile/fp8_products.h"
+#include "program/rounding/fp8_products.h"
 
 namespace tessera {
 

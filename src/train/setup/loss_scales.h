@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "model/run/batch_inputs.h"
+#include "model/batch/batch_inputs.h"
 #include "train/setup/settings.h"
 
 namespace tessera {

@@ -168,9 +168,9 @@ TEST_P(RoundedProductFamilies, AreNearBf16) {
   run(settings);
   const std::vector<double> expected = take_losses();
   settings.train.precision = Precision::kFp8;
-  for (const auto& [recipe, saved] : {std::pair("mxfp8", SavedPrecision::kBf16),
-                                      std::pair("mxfp8", SavedPrecision::kFp8),
-                                      std::pair("tensorwise_delayed", SavedPrecision::kBf16)}) {
+  for (const auto& [recipe, saved] :
+       {std::pair("mxfp8", SavedPrecision::kBf16), std::pair("mxfp8", SavedPrecision::kFp8),
+        std::pair("tensorwise_delayed", SavedPrecision::kBf16)}) {
     SCOPED_TRACE(recipe);
     settings.precision.recipe = recipe;
     settings.precision.saved = saved;

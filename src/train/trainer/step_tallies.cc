@@ -1,6 +1,7 @@
 #include "train/trainer/step_tallies.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace tessera {
 namespace {
@@ -65,6 +66,17 @@ void add_roundings(const std::vector<RoundingCounts>& layers, StepRecord& record
     record.saturated = std::max(record.saturated.value_or(0), layer.saturated());
     if (layer.saturated() > 0 || layer.nonfinite > 0) record.roundings.push_back(layer);
   }
+}
+
+std::vector<std::vector<int64_t>> list_loads(const std::vector<ExpertState>& experts) {
+  std::vector<std::vector<int64_t>> loads;
+  for (const ExpertState& expert : experts) {
+    std::vector<int64_t> counts;
+    for (const float count : expert.step_counts.get().span<float>())
+      counts.push_back(std::llround(count));
+    loads.push_back(std::move(counts));
+  }
+  return loads;
 }
 
 }  // namespace tessera

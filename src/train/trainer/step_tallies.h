@@ -4,6 +4,7 @@
 
 #include "comm/communicator.h"
 #include "model/run/rounding_tables.h"
+#include "model/weights/expert_states.h"
 #include "train/metrics/step_record.h"
 
 namespace tessera {
@@ -22,5 +23,8 @@ std::vector<RoundingCounts> count_roundings(const RoundingHistory& history,
                                             const std::vector<LayerTally>& tallies);
 /// The same for the record of a step, without layers where nothing is beyond its scale.
 void add_roundings(const std::vector<RoundingCounts>& layers, StepRecord& record);
+
+/// The tokens of a step that came to each expert, by layer.
+std::vector<std::vector<int64_t>> list_loads(const std::vector<ExpertState>& experts);
 
 }  // namespace tessera

@@ -485,14 +485,7 @@ void Trainer::remove_peer_copies() {
 }
 
 std::vector<std::vector<int64_t>> Trainer::expert_loads() const {
-  std::vector<std::vector<int64_t>> loads;
-  for (const ExpertState& expert : state_->experts()) {
-    std::vector<int64_t> counts;
-    for (const float count : expert.step_counts.get().span<float>())
-      counts.push_back(std::llround(count));
-    loads.push_back(std::move(counts));
-  }
-  return loads;
+  return list_loads(state_->experts());
 }
 
 int64_t Trainer::agree(int64_t value) const {

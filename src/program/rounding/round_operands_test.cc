@@ -1,4 +1,4 @@
-#include "program/compile/round_operands.h"
+#include "program/rounding/round_operands.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 #include "ops/permute/permute.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/round_values/round_values.h"
-#include "program/compile/delayed_roundings.h"
-#include "program/compile/fp8_products.h"
 #include "program/compile/recompute.h"
+#include "program/rounding/delayed_roundings.h"
+#include "program/rounding/fp8_products.h"
 #include "program/testing/program_testing.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "model/run/pass_statistics.h"
+#include "model/batch/pass_statistics.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "model/run/model_balance.h"
+#include "model/batch/model_balance.h"
 
 #include <algorithm>
 #include <numeric>

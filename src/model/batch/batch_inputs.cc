@@ -1,4 +1,4 @@
-#include "model/run/batch_inputs.h"
+#include "model/batch/batch_inputs.h"
 
 #include <algorithm>
 #include <cstring>

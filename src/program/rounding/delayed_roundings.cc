@@ -1,4 +1,4 @@
-#include "program/compile/delayed_roundings.h"
+#include "program/rounding/delayed_roundings.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "program/compile/fp8_products.h"
+#include "program/rounding/fp8_products.h"
 
 #include "ops/quantize_tokens/token_blocks.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
