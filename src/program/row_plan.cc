@@ -46,8 +46,11 @@ int64_t bytes_of_rows(const ValueType& type, int64_t rows) {
 std::vector<ByteRange> ranges_at_bound(const ValueType& type, int64_t rows) {
   Shape part = type.shape;
   part[0] = std::clamp<int64_t>(rows, 0, type.shape[0]);
-  std::vector<ByteRange> ranges = {{0, part.num_elements() * dtype_size(type.dtype)}};
   const std::vector<ScaleTensor> at_bound = type.format().scales(type.shape);
+  // Kernels of a device that the host stands for see the rows that came, and have scales behind
+  // these.
+  const int64_t behind_elements = at_bound.empty() ? type.num_bytes() : at_bound[0].offset;
+  std::vector<ByteRange> ranges = {{0, std::min(bytes_of_rows(type, rows), behind_elements)}};
   const std::vector<ScaleTensor> of_rows = type.format().scales(part);
   for (size_t i = 0; i < at_bound.size(); ++i)
     ranges.push_back({at_bound[i].offset, of_rows[i].num_bytes()});

@@ -68,7 +68,8 @@ struct ByteRange {
   int64_t num_bytes = 0;
   bool operator==(const ByteRange&) const = default;
 };
-/// Where such rows lie in a tensor at the bound: the elements, and each kind of scales.
+/// Where such rows lie in a tensor at the bound: the elements, with room for scales just behind
+/// them, and each kind of scales.
 std::vector<ByteRange> ranges_at_bound(const ValueType& type, int64_t rows);
 
 /// The bound of output `out` of a node, where its inputs have at most `rows` rows by extent.

@@ -52,14 +52,14 @@ TEST(RowPlan, AValueIsElasticWhereTheHostIsTold) {
 TEST(RowPlan, ScalesLieAtTheBound) {
   const ValueType rows{.dtype = DType::kE4M3, .shape = {100, 48}, .scale = ScaleLayout::row()};
   EXPECT_EQ(ranges_at_bound(rows, 7),
-            (std::vector<ByteRange>{{0, 7 * 48}, {4800, 7 * sizeof(float)}}));
+            (std::vector<ByteRange>{{0, 384 + 7 * sizeof(float)}, {4800, 7 * sizeof(float)}}));
   EXPECT_EQ(ranges_at_bound(rows, 0), (std::vector<ByteRange>{{0, 0}, {4800, 0}}));
   EXPECT_EQ(ranges_at_bound(rows, 102),
             (std::vector<ByteRange>{{0, 4800}, {4800, 100 * sizeof(float)}}));
   const ValueType blocks{
       .dtype = DType::kE4M3, .shape = {64, 256}, .scale = ScaleLayout::block(1, 128)};
   EXPECT_EQ(ranges_at_bound(blocks, 3),
-            (std::vector<ByteRange>{{0, 768}, {64 * 256, 6 * sizeof(float)}}));
+            (std::vector<ByteRange>{{0, 768 + 6 * sizeof(float)}, {64 * 256, 6 * sizeof(float)}}));
   const ValueType plain{.dtype = DType::kBF16, .shape = {64, 256}};
   EXPECT_EQ(ranges_at_bound(plain, 3), (std::vector<ByteRange>{{0, 3 * 512}}));
 }

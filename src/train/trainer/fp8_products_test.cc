@@ -45,8 +45,8 @@ const testing::NamedLayout kOne{"one"};
 std::vector<testing::NamedLayout> layouts() {
   return {{"tp2", 2, {.layout = {.tp = 2}}},
           {"ep2", 2, {.layout = {.ep = 2}}},
-          // Of the rows for which there are addresses few come.
-          {"ep4", 4, {.layout = {.ep = 4}, .dispatcher = DispatcherRequest::kAllToAll}},
+          // Of the rows that there are addresses for few come.
+          {"ep4", 4, {.layout = {.tp = 2, .ep = 4}, .dispatcher = DispatcherRequest::kAllToAll}},
           {"etp2", 2, {.layout = {.tp = 2, .etp = 2}}},
           {"pp2", 2, {.layout = {.pp = 2}}},
           {"full2", 2, {}, {.scope = ShardScope::kFull}}};
