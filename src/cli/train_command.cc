@@ -28,11 +28,12 @@ constexpr int64_t kLeastRankBytes = int64_t{32} << 20;
 
 /// Starts local ranks; mistakes in the settings are found before.
 int start_ranks(const Settings& settings, const TrainArguments& arguments) {
+  const LaunchSignals signals;  // the driver of GPUs starts threads
   validate(settings);
   check_model(settings, arguments.ranks);
   require_host_memory((Saturating(arguments.ranks) * kLeastRankBytes).value(), machine_memory(),
                       fmt::format("{} ranks on this machine", arguments.ranks));
-  return launch_local_ranks(arguments.ranks, arguments.command, std::cout);
+  return launch_local_ranks(arguments.ranks, arguments.command, signals, std::cout);
 }
 
 /// mpirun gives each rank a terminal of its own, wherever the output goes. Under a launcher only

@@ -150,7 +150,7 @@ LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& 
 }
 
 int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command,
-                       std::ostream& out) {
+                       const LaunchSignals& signals, std::ostream& out) {
   const Environment environment = process_environment();
   require(num_ranks >= 1, "the number of ranks is {}; at least 1 is needed", num_ranks);
   require(detect_launch(environment).launcher == Launcher::kNone,
@@ -167,16 +167,12 @@ int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& comman
   FileDescriptor read_end(pipe[0]);
   FileDescriptor write_end(pipe[1]);
   signal(SIGCHLD, SIG_DFL);  // where it is ignored, nothing could be waited for
-  const sigset_t signals = launch_signals();
-  sigset_t old_signals;
-  sigprocmask(SIG_BLOCK, &signals, &old_signals);
   const pid_t parent = getpid();
   const pid_t child = fork();
   require(child >= 0, "mpirun could not be started: {}", describe_errno(errno));
-  if (child == 0) become_mpirun(launch, old_signals, parent, write_end.get());
+  if (child == 0) become_mpirun(launch, signals.before(), parent, write_end.get());
   write_end.reset();
-  const LaunchEnd end = Supervisor(child, signals, std::move(read_end), out).run();
-  sigprocmask(SIG_SETMASK, &old_signals, nullptr);
+  const LaunchEnd end = Supervisor(child, signals.all(), std::move(read_end), out).run();
   explain(end, mark.came(), launch.arguments);
   return end.code;
 }

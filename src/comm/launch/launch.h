@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/launch/launch_signals.h"
 #include "comm/options.h"
 
 namespace tessera {
@@ -65,10 +66,10 @@ LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& 
 /// save and stop (mpirun itself would kill the ranks); a second SIGINT or SIGTERM ends them. If
 /// this process dies, they end as well. What the ranks print goes through this process to `out`,
 /// which stands for its standard output: mpirun would end the run when nobody reads that. Throws
-/// UserError where Open MPI's mpirun is missing, or this process is a rank already. Call it before
-/// threads are started.
+/// UserError where Open MPI's mpirun is missing, or this process is a rank already. `signals` were
+/// blocked before threads were started.
 int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command,
-                       std::ostream& out);
+                       const LaunchSignals& signals, std::ostream& out);
 
 /// Runs a rank's part of the program and returns its exit code, after all ranks have come to the
 /// end of theirs. In a world of several ranks an exception is told on standard error with the

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,23 +18,14 @@ namespace tessera {
 namespace {
 
 constexpr int kSignalBase = 128;  // a shell's exit code for a signal
+constexpr int kLookMs = 200;      // where the system does not tell of a process's end
 
 }  // namespace
-
-sigset_t launch_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
-  // A blocked signal would come although it is ignored.
-  struct sigaction hangup {};
-  sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
-  return set;
-}
 
 Supervisor::Supervisor(pid_t mpirun, const sigset_t& signals, FileDescriptor printed,
                        std::ostream& out)
     : mpirun_(mpirun),
+      ended_(static_cast<int>(syscall(SYS_pidfd_open, mpirun, 0))),
       signals_(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
       printed_(std::move(printed)),
       out_(out) {
@@ -61,10 +53,11 @@ LaunchEnd Supervisor::run() {
 /// Standard output is waited for before it is written to, so that a reader who is slow keeps no
 /// signal from being passed on.
 void Supervisor::wait() {
-  std::array<pollfd, 3> states = {{{signals_.get(), POLLIN, 0},
+  std::array<pollfd, 4> states = {{{signals_.get(), POLLIN, 0},
                                    {text_.empty() ? printed_.get() : -1, POLLIN, 0},
-                                   {text_.empty() ? -1 : STDOUT_FILENO, POLLOUT, 0}}};
-  if (poll(states.data(), states.size(), -1) < 0) return;
+                                   {text_.empty() ? -1 : STDOUT_FILENO, POLLOUT, 0},
+                                   {code_ || !ended_ ? -1 : ended_.get(), POLLIN, 0}}};
+  if (poll(states.data(), states.size(), ended_ ? -1 : kLookMs) < 0) return;
   if (states[0].revents != 0) take_signal();
   if (states[2].revents == 0) return;
   out_ << text_ << std::flush;
@@ -82,10 +75,8 @@ bool Supervisor::take_text() {
 
 void Supervisor::take_signal() {
   signalfd_siginfo info{};
-  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
-    const auto signal = static_cast<int>(info.ssi_signo);
-    if (signal != SIGCHLD) pass_on(signal);
-  }
+  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info))
+    pass_on(static_cast<int>(info.ssi_signo));
 }
 
 /// A lost terminal sends SIGHUP more than once, and nobody is there who could mean the second.

@@ -11,10 +11,6 @@
 
 namespace tessera {
 
-/// Signals that a launching process waits for instead of being ended by them. SIGHUP is none of
-/// them where it is ignored, as under nohup.
-sigset_t launch_signals();
-
 /// How mpirun ended.
 struct LaunchEnd {
   int code = 0;        ///< as a shell's: 128 + the signal that ended it, or a rank
@@ -42,6 +38,8 @@ class Supervisor {
   void wait();
 
   pid_t mpirun_;
+  /// Readable once mpirun has ended. SIGCHLD might be taken by a thread that does not block it.
+  FileDescriptor ended_;
   FileDescriptor signals_;
   FileDescriptor printed_;
   std::ostream& out_;

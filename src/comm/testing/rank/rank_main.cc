@@ -158,7 +158,10 @@ int main(int argc, char** argv) {
     std::vector<std::string> command(argv + 2, argv + argc);
     command[0] = argv[0];
     const int64_t num_ranks = std::stoll(argv[2]);
-    if (mode == "launch") return tessera::launch_local_ranks(num_ranks, command, std::cout);
+    if (mode == "launch") {
+      const tessera::LaunchSignals signals;
+      return tessera::launch_local_ranks(num_ranks, command, signals, std::cout);
+    }
     return tessera::run_torch_agent(num_ranks, command, mode == "torchrun");
   } catch (const std::exception& error) {
     std::cerr << "comm_test_rank: " << error.what() << "\n";
