@@ -1,5 +1,7 @@
 #include "comm/launch/launch_signals.h"
 
+#include <initializer_list>
+
 namespace tessera {
 
 LaunchSignals::LaunchSignals() {
