@@ -27,4 +27,8 @@ Tensor row_scales_of(const Tensor& rows) {
   return scales_of(rows);
 }
 
+int64_t columns_of_scale(const ScaleLayout& scale, int64_t num_columns) {
+  return scale.kind == ScaleLayout::Kind::kBlock ? scale.columns : num_columns;
+}
+
 }  // namespace tessera

@@ -16,4 +16,7 @@ bool takes_scaled_rows(const Format& format);
 Tensor elements_of(const Tensor& rows);
 Tensor row_scales_of(const Tensor& rows);
 
+/// Neighbours of a row that share a scale: all `num_columns`, or those of a block.
+int64_t columns_of_scale(const ScaleLayout& scale, int64_t num_columns);
+
 }  // namespace tessera

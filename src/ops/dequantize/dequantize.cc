@@ -23,10 +23,6 @@ std::vector<ValueType> Dequantize::infer(std::span<const ValueType> inputs) cons
   return {y};
 }
 
-int64_t columns_of_scale(const ScaleLayout& scale, int64_t num_columns) {
-  return scale.kind == ScaleLayout::Kind::kBlock ? scale.columns : num_columns;
-}
-
 OperatorPtr make_dequantize(DType dtype) {
   return std::make_shared<Dequantize>(dtype);
 }

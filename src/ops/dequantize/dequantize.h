@@ -27,9 +27,6 @@ class Dequantize final : public Operator {
   DType dtype_;
 };
 
-/// Neighbours of a row of this format that share a scale: all `num_columns`, or those of a block.
-int64_t columns_of_scale(const ScaleLayout& scale, int64_t num_columns);
-
 OperatorPtr make_dequantize(DType dtype);
 void add_dequantize_cpu(KernelTable& table);
 void add_dequantize_cuda(KernelTable& table);

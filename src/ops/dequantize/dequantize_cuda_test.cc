@@ -5,6 +5,7 @@
 #include "ops/dequantize/dequantize_kernels.h"
 #include "ops/dequantize/dequantize_testing.h"
 #include "ops/float_word.h"
+#include "ops/scaled_rows.h"
 #include "ops/testing/gpu_test.h"
 
 namespace tessera::cuda {

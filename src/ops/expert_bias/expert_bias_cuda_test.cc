@@ -1,37 +1,11 @@
-#include <numeric>
-
-#include "ops/expert_bias/expert_bias.h"
+#include "ops/expert_bias/expert_bias_testing.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
-#include "ops/testing/op_test.h"
 
 namespace tessera {
 namespace {
 
-/// Rows of experts, as a matrix of `width` columns or, with a block size, as block-sparse values.
-struct Case {
-  ExpertBiasSpec spec;
-  std::vector<int64_t> rows_of;
-  int64_t width = 0;
-
-  int64_t num_rows() const { return std::accumulate(rows_of.begin(), rows_of.end(), int64_t{0}); }
-  int64_t num_biases() const {
-    return std::accumulate(spec.sizes.begin(), spec.sizes.end(), int64_t{0});
-  }
-  std::vector<int64_t> offsets() const {
-    std::vector<int64_t> result = {0};
-    for (const int64_t rows : rows_of) result.push_back(result.back() + rows);
-    return result;
-  }
-  std::vector<int32_t> row_offsets() const {
-    std::vector<int32_t> result = {0};
-    for (size_t e = 0; e < rows_of.size(); ++e) {
-      for (int64_t row = 0; row < rows_of[e]; row += spec.block_size)
-        result.push_back(result.back() + static_cast<int32_t>(spec.sizes[e] / spec.block_size));
-    }
-    return result;
-  }
-};
+using Case = testing::BiasCase;
 
 class ExpertBiasCuda : public testing::GpuTest {
  protected:

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "core/fp8.h"
-#include "ops/dequantize/dequantize.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/quantize_tokens/token_blocks.h"
 #include "ops/round_values/round_math.h"

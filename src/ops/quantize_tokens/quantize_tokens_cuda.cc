@@ -1,6 +1,5 @@
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
-#include "ops/dequantize/dequantize.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/quantize_tokens/quantize_tokens_kernels.h"
 #include "ops/quantize_tokens/token_blocks.h"

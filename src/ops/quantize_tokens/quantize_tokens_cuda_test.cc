@@ -11,6 +11,7 @@
 #include "ops/quantize_tokens/quantize_tokens_kernels.h"
 #include "ops/quantize_tokens/quantize_tokens_testing.h"
 #include "ops/quantize_tokens/token_blocks.h"
+#include "ops/scaled_rows.h"
 #include "ops/testing/gpu_test.h"
 
 namespace tessera::cuda {
