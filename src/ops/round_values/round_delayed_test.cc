@@ -8,8 +8,8 @@
 #include "ops/operands.h"
 #include "ops/round_values/round_math.h"
 #include "ops/round_values/round_values.h"
+#include "ops/round_values/round_values_testing.h"
 #include "ops/round_values/tally.h"
-#include "ops/testing/op_test.h"
 
 namespace tessera {
 namespace {
@@ -43,13 +43,7 @@ Rounded round_by(const RoundValuesSpec& spec, const Tensor& x, float scale,
                  const std::vector<int64_t>& offsets = {}) {
   KernelTable table;
   add_round_values_cpu(table);
-  std::vector<testing::TestInput> inputs;
-  const std::vector<double> values = testing::to_doubles(x);
-  inputs.push_back({testing::tensor_of(x.shape, {values.begin(), values.end()}, x.dtype),
-                    testing::Role::kConstant, "x"});
-  if (spec.offsets)
-    inputs.push_back({testing::tensor_of_i64({std::ssize(offsets)}, offsets),
-                      testing::Role::kConstant, "offsets"});
+  std::vector<testing::TestInput> inputs = testing::round_inputs(spec, x, offsets);
   inputs.push_back(
       {testing::tensor_of({kPlaces}, {7, 7, scale, 7}), testing::Role::kConstant, "scales"});
   const RoundValues op(spec);

@@ -9,7 +9,7 @@
 
 #include "core/fp8.h"
 #include "ops/round_values/round_math.h"
-#include "ops/testing/op_test.h"
+#include "ops/round_values/round_values_testing.h"
 
 namespace tessera {
 namespace {
@@ -21,13 +21,7 @@ OwnedTensor round_by(const RoundValuesSpec& spec, const Tensor& x,
                      const std::vector<int64_t>& offsets = {}) {
   KernelTable table;
   add_round_values_cpu(table);
-  std::vector<testing::TestInput> inputs;
-  const std::vector<double> values = testing::to_doubles(x);
-  inputs.push_back({testing::tensor_of(x.shape, {values.begin(), values.end()}, x.dtype),
-                    testing::Role::kConstant, "x"});
-  if (spec.offsets)
-    inputs.push_back({testing::tensor_of_i64({std::ssize(offsets)}, offsets),
-                      testing::Role::kConstant, "offsets"});
+  const auto inputs = testing::round_inputs(spec, x, offsets);
   return std::move(testing::run_operator(RoundValues(spec), table, inputs)[RoundValues::kY]);
 }
 
