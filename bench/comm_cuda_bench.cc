@@ -1,11 +1,13 @@
 // Collectives between GPUs by NCCL, ranks being threads of this process with a GPU each
 // (`comm_cuda_bench [GPUs]`): of each size the mean time of an operation and the bandwidth of the
 // bus, that is the bytes that a rank must send, per second, beside a plain copy from one GPU to
-// another; sizes are those of the larger of in and out. And what a group takes of a GPU's memory,
-// as its exchanges are used for the first time.
+// another; sizes are those of the larger of in and out. NCCL alone beside what goes through memory
+// that the GPUs address directly (runtime/cuda/cuda_ring.h). And what a group takes of a GPU's
+// memory, as its exchanges are used for the first time.
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +15,7 @@
 #include <iostream>
 
 #include "comm/thread/thread_world.h"
+#include "core/host_tensor.h"
 #include "core/memory.h"
 #include "ops/cuda/check.h"
 #include "runtime/cuda/cuda_backend.h"
@@ -22,18 +25,25 @@ namespace {
 
 constexpr int kRounds = 20;
 constexpr int64_t kMebibyte = int64_t{1} << 20;
+constexpr int64_t kRowBytes = 4096;
 
 struct Buffers {
   Buffers(int64_t bytes, int64_t num_ranks, DType dtype, Device& device)
       : part(bytes / dtype_size(dtype) / num_ranks),
         whole(dtype, {part * num_ranks}, "the benchmark", device),
         other(dtype, {part * num_ranks}, "the benchmark", device),
-        own(dtype, {part}, "the benchmark", device) {}
+        own(dtype, {part}, "the benchmark", device),
+        counts(DType::kI64, {num_ranks}, "the benchmark", device) {
+    const HostTensor host(counts, HostTensor::Access::kWrite);
+    std::fill_n(host.get().as<int64_t>(), num_ranks, part * dtype_size(dtype) / kRowBytes);
+    host.store();
+  }
 
   int64_t part;
   OwnedTensor whole;
   OwnedTensor other;
   OwnedTensor own;
+  OwnedTensor counts;  ///< rows that each rank sends to each in an all-to-all of `whole`
 };
 
 /// The mean of some rounds, after some others.
@@ -50,6 +60,7 @@ double mean_seconds(Communicator& group, Device& device, const std::function<voi
 
 void measure(Communicator& group, Device& device, int64_t bytes, DType dtype) {
   const Buffers b(bytes, group.size(), dtype, device);
+  group.barrier();  // taking memory waits for kernels, those of other ranks of a process too
   const auto mean = [&](const std::function<void()>& work) {
     return mean_seconds(group, device, work);
   };
@@ -61,6 +72,16 @@ void measure(Communicator& group, Device& device, int64_t bytes, DType dtype) {
                   seconds * 1e6, factor * sent / seconds / 1e9);
   };
   report("all_to_all", mean([&] { group.all_to_all(b.whole, b.other).wait(); }), 1);
+  if (group.takes_device_counts()) {
+    const auto rows = [&](const OwnedTensor& t) {
+      return Tensor{
+          t.get().data, DType::kU8, {t.get().num_bytes() / kRowBytes, kRowBytes}, t.get().device};
+    };
+    report("  by counts", mean([&] {
+             group.all_to_all_v(rows(b.whole), rows(b.other), b.counts, b.counts).wait();
+           }),
+           1);
+  }
   report("all_gather", mean([&] { group.all_gather(b.own, b.whole).wait(); }), 1);
   report("reduce_scatter", mean([&] { group.reduce_scatter(b.whole, b.own).wait(); }), 1);
   report("all_reduce", mean([&] { group.all_reduce(b.whole, b.other).wait(); }), 2);
@@ -128,13 +149,17 @@ int run(int64_t num_ranks) {
   std::printf("copy from GPU 0 to GPU 1: %.1f GB/s\n", copy_bandwidth());
   run_thread_world(num_ranks, [](World& host) {
     const Backend gpu = make_cuda_backend(static_cast<int>(host.rank()));
-    const auto world = make_gpu_world(host, gpu, {});
-    const CommunicatorPtr group = world->make_world_group();
-    if (host.rank() == 0) std::printf("%lld GPUs:\n", static_cast<long long>(host.size()));
-    measure_memory(*world, gpu.device());
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      for (const int64_t size : {8, 64, 512})
-        measure(*group, gpu.device(), size * kMebibyte, dtype);
+    for (const bool peer_memory : {false, true}) {
+      const auto world = make_gpu_world(host, gpu, {.peer_memory = peer_memory});
+      const CommunicatorPtr group = world->make_world_group();
+      if (host.rank() == 0)
+        std::printf("%lld GPUs, %s:\n", static_cast<long long>(host.size()),
+                    peer_memory ? "with memory that all address" : "NCCL alone");
+      measure_memory(*world, gpu.device());
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        for (const int64_t size : {1, 8, 64, 512})
+          measure(*group, gpu.device(), size * kMebibyte, dtype);
+      }
     }
   });
   return 0;
@@ -145,6 +170,7 @@ int run(int64_t num_ranks) {
 
 int main(int argc, char** argv) {
   try {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
     const auto gpus = std::ssize(tessera::list_gpus().gpus);
     if (gpus < 2) {
       std::printf("%lld GPUs can be seen; two are needed\n", static_cast<long long>(gpus));

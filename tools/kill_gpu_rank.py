@@ -3,8 +3,8 @@
 
 Two ranks train a small model with a GPU each. After some steps one gets SIGKILL, or SIGSTOP, which
 leaves it silent. The run must end with an exit code other than 0 within the limit, the other rank must
-say once what it waited for, or mpirun, which may end it before it can, which rank was killed; no rank's process may outlive the run, and the same command must go on
-from the last checkpoint.
+say once what it waited for, or, where mpirun ends it before it can, mpirun or the program must say that a rank was killed; no rank's
+process may outlive the run, and the same command must go on from the last checkpoint.
 
   tools/kill_gpu_rank.py build/tessera [--device cuda] [--seconds 30] [--signals KILL STOP]
 
@@ -23,7 +23,7 @@ import time
 
 MESSAGE = re.compile(r"tessera: rank (\d+) waited [0-9.]+ s for \w+ -?\d+ of group \"[\w.]+\" .*")
 
-LAUNCHER = re.compile(r"mpirun noticed that process rank 1 .* exited on signal 9")
+LAUNCHER = re.compile(r"mpirun noticed that process rank 1 .* exited on signal 9|tessera: a rank was ended by signal 9")
 
 
 def write_text(path):

@@ -238,6 +238,24 @@ Pending Communicator::all_to_all_v(const Tensor& in, const Tensor& out,
                [&] { return do_all_to_all_v(in, out, send_rows, receive_rows); });
 }
 
+Pending Communicator::all_to_all_v(const Tensor& in, const Tensor& out, const Tensor& send_rows,
+                                   const Tensor& receive_rows) {
+  check_rows(in, out, "all_to_all");
+  for (const Tensor& counts : {send_rows, receive_rows})
+    ensure(
+        counts.dtype == DType::kI64 && counts.shape == Shape{size()} && counts.device == in.device,
+        "all_to_all over {} ranks: counts {} {}", size(), dtype_name(counts.dtype),
+        counts.shape.to_string());
+  count(CommKind::kAllToAll, 0);
+  return start(CommKind::kAllToAll, 0,
+               [&] { return do_all_to_all_v(in, out, send_rows, receive_rows); });
+}
+
+Pending Communicator::do_all_to_all_v(const Tensor& /*in*/, const Tensor& /*out*/,
+                                      const Tensor& /*send_rows*/, const Tensor& /*receive_rows*/) {
+  throw InternalError(fmt::format("group {}: counts that only a device knows", name_));
+}
+
 Pending Communicator::send(const Tensor& tensor, int64_t to) {
   ensure(to >= 0 && to < size() && to != rank_, "send from {} to {} in a group of {}", rank_, to,
          size());

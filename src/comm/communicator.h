@@ -90,6 +90,12 @@ class Communicator {
   [[nodiscard]] Pending all_to_all_v(const Tensor& in, const Tensor& out,
                                      std::span<const int64_t> send_rows,
                                      std::span<const int64_t> receive_rows);
+  /// Whether the same takes counts that only a device knows.
+  virtual bool takes_device_counts() const { return false; }
+  /// The same with I64 [size] counts in the memory of the tensors' device, which the host does not
+  /// wait for. CommStatistics counts the call and no bytes. REQUIRES takes_device_counts().
+  [[nodiscard]] Pending all_to_all_v(const Tensor& in, const Tensor& out, const Tensor& send_rows,
+                                     const Tensor& receive_rows);
   /// Called by all members before messages between neighbours of the group, of which its first and
   /// last are two: back ends may need it to connect them.
   virtual void connect_neighbours() {}
@@ -112,6 +118,8 @@ class Communicator {
   virtual Pending do_all_to_all_v(const Tensor& in, const Tensor& out,
                                   std::span<const int64_t> send_rows,
                                   std::span<const int64_t> receive_rows) = 0;
+  virtual Pending do_all_to_all_v(const Tensor& in, const Tensor& out, const Tensor& send_rows,
+                                  const Tensor& receive_rows);
   virtual Pending do_send(const Tensor& tensor, int64_t to) = 0;
   virtual Pending do_receive(const Tensor& tensor, int64_t from) = 0;
   virtual Pending do_broadcast(const Tensor& tensor, int64_t root) = 0;

@@ -12,6 +12,9 @@ struct CommOptions {
   /// for lost. Less than what the launcher leaves until SIGKILL, so that the rank can say why it
   /// ends; connect_world puts half of that for 0.
   double grace_seconds = 0;
+  /// GPUs of one machine that address one another's memory exchange through it what NCCL does not
+  /// do as well: sums of BF16, and rows whose numbers only the GPUs know.
+  bool peer_memory = true;
 };
 
 }  // namespace tessera

@@ -123,6 +123,11 @@ bool NcclChannel::is_settled() {
 void NcclChannel::settle() {
   const Device::Time begin = std::chrono::steady_clock::now();
   while (!is_settled()) {
+    // An operation is given to the stream within this time; connections take longer.
+    if (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(200)) {
+      std::this_thread::yield();
+      continue;
+    }
     watch_(describe_last(), begin);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

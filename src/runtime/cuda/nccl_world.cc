@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <map>
 #include <numeric>
 
@@ -9,6 +10,7 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/device_buffer.h"
 #include "runtime/cuda/cuda_backend.h"
+#include "runtime/cuda/cuda_ring.h"
 #include "runtime/cuda/nccl_channel.h"
 #include "runtime/cuda/nccl_sum.h"
 
@@ -53,7 +55,8 @@ struct Shared {
   std::shared_ptr<CudaDevice> device;
   CommOptions options;
   std::shared_ptr<CommStatistics> statistics = std::make_shared<CommStatistics>();
-  std::vector<NcclChannel*> channels = {};  ///< all that live
+  std::vector<NcclChannel*> channels = {};                    ///< all that live
+  std::vector<std::pair<std::string, CudaRing*>> rings = {};  ///< all that live, with their groups
 
   /// Why waiting since `begin` cannot end; "" while it may.
   std::string find_reason(Clock::time_point begin) const;
@@ -64,12 +67,17 @@ struct Shared {
 };
 
 void Shared::abort_all() noexcept {
+  for (const auto& [group, ring] : rings) ring->abort();
   for (NcclChannel* channel : channels) channel->abort();
 }
 
 void Shared::fail(FailedWait wait, Clock::time_point begin, const std::string& reason) {
   wait.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   wait.reason = reason;
+  for (const auto& [group, ring] : rings) {
+    const int64_t missing = ring->waits_for();
+    if (group == wait.group && missing >= 0) wait.missing = {wait.ranks[missing]};
+  }
   abort_all();
   throw CommError(describe(wait));
 }
@@ -132,9 +140,20 @@ class NcclCommunicator final : public Communicator {
         host_(std::move(host)),
         nccl_(NcclLibrary::get()),
         all_(*shared_, {name(), ranks(), rank()}, *host_),
-        num_messages_(size()) {}
+        num_messages_(size()) {
+    if (shared_->options.peer_memory) ring_ = CudaRing::make(*host_, *shared_->device);
+    if (ring_) shared_->rings.emplace_back(name(), ring_.get());
+  }
+  ~NcclCommunicator() override {
+    if (!ring_) return;
+    std::erase(shared_->rings, std::pair(name(), ring_.get()));
+    if (std::uncaught_exceptions() > 0) ring_->abort();
+  }
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   void connect_neighbours() override;
+  bool takes_device_counts() const override { return ring_ != nullptr; }
 
  private:
   Pending do_all_gather_v(const Tensor& in, const Tensor& out, Rows rows) override;
@@ -142,6 +161,8 @@ class NcclCommunicator final : public Communicator {
   Pending do_all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) override;
   Pending do_all_to_all_v(const Tensor& in, const Tensor& out, Rows send_rows,
                           Rows receive_rows) override;
+  Pending do_all_to_all_v(const Tensor& in, const Tensor& out, const Tensor& send_rows,
+                          const Tensor& receive_rows) override;
   Pending do_send(const Tensor& tensor, int64_t to) override;
   Pending do_receive(const Tensor& tensor, int64_t from) override;
   Pending do_broadcast(const Tensor& tensor, int64_t root) override;
@@ -163,6 +184,9 @@ class NcclCommunicator final : public Communicator {
     nccl_.check(nccl_.group_end());
   }
   void copy(void* to, const void* from, int64_t num_bytes);
+  static bool sums_by_ring(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF32; }
+  void sum_by_ring(const Tensor& in, const Tensor& out, Rows rows);
+  void all_reduce_by_ring(const Tensor& in, const Tensor& out);
   void sum_bf16(const Tensor& in, const Tensor& out, Rows rows);
   void all_reduce_bf16(const Tensor& in, const Tensor& out);
   DeviceBuffer& sum_scratch();
@@ -173,6 +197,7 @@ class NcclCommunicator final : public Communicator {
   CommunicatorPtr host_;
   const NcclLibrary& nccl_;
   // These live longer than what may use them.
+  std::unique_ptr<CudaRing> ring_;  ///< null where the GPUs do not address one another's memory
   std::unique_ptr<DeviceBuffer> sum_scratch_;
   std::unique_ptr<DeviceBuffer> first_message_;
   Watched all_;
@@ -231,6 +256,12 @@ Pending NcclCommunicator::do_all_gather_v(const Tensor& in, const Tensor& out, R
   if (in.device == nullptr) return host_->all_gather_v(in, out, rows);
   return start(CommKind::kAllGather, [&] {
     const int64_t width = row_bytes(in);
+    if (ring_) {
+      RingAllToAll gathering{.from = in.data, .to = out.data, .row_bytes = width, .gathers = true};
+      std::fill_n(gathering.send_rows, size(), rows[own()]);
+      std::ranges::copy(rows, gathering.receive_rows);
+      return launch_ring_all_to_all(ring_->view(), gathering, stream());
+    }
     if (all_equal(rows)) {
       nccl_.check(
           nccl_.all_gather(in.data, out.data, rows[0] * width, ncclUint8, comm(), stream()));
@@ -251,8 +282,9 @@ Pending NcclCommunicator::do_all_gather_v(const Tensor& in, const Tensor& out, R
 Pending NcclCommunicator::do_reduce_scatter_v(const Tensor& in, const Tensor& out, Rows rows) {
   if (in.device == nullptr) return host_->reduce_scatter_v(in, out, rows);
   return start(CommKind::kReduceScatter, [&] {
-    if (in.dtype == DType::kBF16) return sum_bf16(in, out, rows);
     const int64_t width = row_elements(in);
+    if (ring_ && sums_by_ring(in.dtype)) return sum_by_ring(in, out, rows);
+    if (in.dtype == DType::kBF16) return sum_bf16(in, out, rows);
     const ncclDataType_t type = type_of(in.dtype);
     if (all_equal(rows)) {
       nccl_.check(nccl_.reduce_scatter(in.data, out.data, rows[0] * width, type, ncclSum, comm(),
@@ -276,6 +308,13 @@ DeviceBuffer& NcclCommunicator::sum_scratch() {
         static_cast<size_t>((size() - 1) * kSumPiece * dtype_size(DType::kBF16)));
   }
   return *sum_scratch_;
+}
+
+void NcclCommunicator::sum_by_ring(const Tensor& in, const Tensor& out, Rows rows) {
+  RingSum sum{.from = in.data, .to = out.data};
+  sum.is_f32 = in.dtype == DType::kF32;
+  for (int64_t p = 0; p < size(); ++p) sum.counts[p] = rows[p] * row_elements(in);
+  launch_ring_sum(ring_->view(), sum, stream());
 }
 
 /// Every rank sends part i to rank i, piece by piece, which sums them.
@@ -313,6 +352,28 @@ void NcclCommunicator::sum_bf16(const Tensor& in, const Tensor& out, Rows rows) 
   }
 }
 
+/// As all_reduce_bf16, where parts begin at whole vectors.
+void NcclCommunicator::all_reduce_by_ring(const Tensor& in, const Tensor& out) {
+  constexpr int64_t kGrain = 64;
+  const int64_t count = in.num_elements();
+  const int64_t share = (count + size() * kGrain - 1) / (size() * kGrain) * kGrain;
+  std::vector<int64_t> parts;
+  for (int64_t p = 0; p < size(); ++p)
+    parts.push_back(std::clamp<int64_t>(count - p * share, 0, share));
+  const int64_t width = dtype_size(in.dtype);
+  auto* const own_part =
+      static_cast<std::byte*>(out.data) + std::min(rank() * share, count) * width;
+  sum_by_ring({in.data, in.dtype, {count}, in.device},
+              {own_part, out.dtype, {parts[own()]}, out.device}, parts);
+  // Rows of the largest grain that all parts are multiples of go by whole vectors.
+  const int64_t grain = count % kGrain == 0 ? kGrain : 1;
+  RingAllToAll gathering{
+      .from = own_part, .to = out.data, .row_bytes = grain * width, .gathers = true};
+  std::fill_n(gathering.send_rows, size(), parts[own()] / grain);
+  std::ranges::transform(parts, gathering.receive_rows, [&](int64_t n) { return n / grain; });
+  launch_ring_all_to_all(ring_->view(), gathering, stream());
+}
+
 /// The elements are cut over the ranks, each sums its part, and the parts are gathered.
 void NcclCommunicator::all_reduce_bf16(const Tensor& in, const Tensor& out) {
   const int64_t count = in.num_elements();
@@ -338,6 +399,7 @@ void NcclCommunicator::all_reduce_bf16(const Tensor& in, const Tensor& out) {
 Pending NcclCommunicator::do_all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) {
   if (in.device == nullptr) return host_->all_reduce(in, out, op);
   return start(CommKind::kAllReduce, [&] {
+    if (op == ReduceOp::kSum && ring_ && sums_by_ring(in.dtype)) return all_reduce_by_ring(in, out);
     if (in.dtype == DType::kBF16 && op == ReduceOp::kSum) return all_reduce_bf16(in, out);
     nccl_.check(nccl_.all_reduce(in.data, out.data, in.num_elements(), type_of(in.dtype),
                                  op == ReduceOp::kSum ? ncclSum : ncclMax, comm(), stream()));
@@ -349,6 +411,12 @@ Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out, R
   if (in.device == nullptr) return host_->all_to_all_v(in, out, send_rows, receive_rows);
   return start(CommKind::kAllToAll, [&] {
     const int64_t width = row_bytes(in);
+    if (ring_) {
+      RingAllToAll exchange{.from = in.data, .to = out.data, .row_bytes = width};
+      std::ranges::copy(send_rows, exchange.send_rows);
+      std::ranges::copy(receive_rows, exchange.receive_rows);
+      return launch_ring_all_to_all(ring_->view(), exchange, stream());
+    }
     copy(row_data(out, rows_before(receive_rows, rank())),
          row_data(in, rows_before(send_rows, rank())), send_rows[own()] * width);
     together([&] {
@@ -364,6 +432,19 @@ Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out, R
                                     ncclUint8, static_cast<int>(p), comm(), stream()));
       }
     });
+  });
+}
+
+Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out,
+                                          const Tensor& send_rows, const Tensor& receive_rows) {
+  return start(CommKind::kAllToAll, [&] {
+    launch_ring_all_to_all(ring_->view(),
+                           {.from = in.data,
+                            .to = out.data,
+                            .row_bytes = row_bytes(in),
+                            .device_send_rows = send_rows.as<int64_t>(),
+                            .device_receive_rows = receive_rows.as<int64_t>()},
+                           stream());
   });
 }
 

@@ -130,8 +130,9 @@ RankDevice choose_device(const Settings& settings, World& host) {
   RankDevice device = on_device(settings, make_cuda_backend(gpu), gpu);
   device.processors = std::move(processors);
   device.backend.control().graphs = settings.run.cuda_graphs;
-  device.world =
-      make_gpu_world(host, device.backend, {.timeout_seconds = settings.run.comm_timeout});
+  device.world = make_gpu_world(
+      host, device.backend,
+      {.timeout_seconds = settings.run.comm_timeout, .peer_memory = settings.run.peer_memory});
   return device;
 }
 

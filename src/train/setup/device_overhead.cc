@@ -22,7 +22,8 @@ constexpr int64_t kRemotePairsBytes = kPairsBytes / 16;
 constexpr int64_t kMostOfNode = 8;                  ///< ranks of a group that may be in one node
 constexpr int64_t kMessageBytes = 390 * kMebibyte;  ///< a direction between two neighbours
 constexpr int64_t kLibraryBytes = 250 * kMebibyte;  ///< NCCL's kernels
-constexpr int64_t kSumBytes = 32 * kMebibyte;       ///< from each other rank, for sums of BF16
+constexpr int64_t kSumBytes = 32 * kMebibyte;       ///< from each other rank, for sums by NCCL
+constexpr int64_t kPeerBytes = 6 * kMebibyte;       ///< for each rank, which the others address
 constexpr int64_t kKernelBytes = 100 * kMebibyte;   ///< this program's kernels and cuBLASLt's
 constexpr int64_t kOperatorBytes = 10 * 1024;       ///< an operator in a graph
 constexpr int64_t kGraphPage = 2 * kMebibyte;       ///< in which CUDA takes memory for graphs
@@ -31,16 +32,25 @@ constexpr int64_t kGraphPage = 2 * kMebibyte;       ///< in which CUDA takes mem
 struct GroupUse {
   bool rings = false;      ///< all-gathers, and reductions of all types but BF16
   bool pairs = false;      ///< all-to-alls
-  bool sums_bf16 = false;  ///< which are exchanged in pairs and summed by the ranks
+  bool sums_bf16 = false;  ///< which between nodes are exchanged in pairs and summed by the ranks
 };
 
-int64_t bytes_of_group(int64_t size, const GroupUse& use) {
+struct GroupMemory {
+  bool peer_memory;  ///< run.peer_memory: the GPUs of a node address one another's memory
+
+  int64_t of(int64_t size, const GroupUse& use) const;
+};
+
+int64_t GroupMemory::of(int64_t size, const GroupUse& use) const {
   if (size == 1) return 0;
   int64_t bytes = kGroupBytes;
   if (use.rings) bytes += kRingBytes;
-  const int64_t pair = size > kMostOfNode ? kRemotePairsBytes : kPairsBytes;
-  if (use.pairs || use.sums_bf16) bytes += (size - 1) * pair;
-  if (use.sums_bf16) bytes += (size - 1) * kSumBytes;
+  const bool is_within_node = size <= kMostOfNode;
+  if (is_within_node && peer_memory) bytes += size * kPeerBytes;
+  const bool sums_in_pairs = use.sums_bf16 && !(is_within_node && peer_memory);
+  if (use.pairs || sums_in_pairs)
+    bytes += (size - 1) * (is_within_node ? kPairsBytes : kRemotePairsBytes);
+  if (sums_in_pairs) bytes += (size - 1) * kSumBytes;
   return bytes;
 }
 
@@ -53,10 +63,11 @@ int64_t bytes_of_messages(int64_t size) {
 int64_t bytes_of_replicas(const Settings& settings, const RunLayout& layout) {
   const GroupUse use{.rings = true,
                      .sums_bf16 = settings.shard.compression == GradientCompression::kBf16};
+  const GroupMemory group{settings.run.peer_memory};
   int64_t bytes = 0;
   for (const ReplicaRanks& replicas : list_replica_ranks(settings, layout.layout, layout.rank())) {
-    bytes += bytes_of_group(replicas.inner, use) +
-             bytes_of_group(std::ssize(replicas.ranks) / replicas.inner, use);
+    bytes +=
+        group.of(replicas.inner, use) + group.of(std::ssize(replicas.ranks) / replicas.inner, use);
   }
   return bytes;
 }
@@ -64,56 +75,61 @@ int64_t bytes_of_replicas(const Settings& settings, const RunLayout& layout) {
 /// The groups that carry tokens to experts.
 int64_t bytes_of_dispatch(const Settings& settings, const StageGroups& groups) {
   if (settings.model.num_moe_layers() == 0) return 0;
+  const GroupMemory group{settings.run.peer_memory};
   const bool bf16 = settings.train.dtype() == DType::kBF16;
   if (choose_dispatcher(settings.model, groups).kind == DispatcherKind::kAllGather) {
-    return bytes_of_group(groups.experts->size(), {.rings = true, .sums_bf16 = bf16}) +
-           bytes_of_group(groups.ep->size(), {}) + bytes_of_group(groups.etp->size(), {});
+    return group.of(groups.experts->size(), {.rings = true, .sums_bf16 = bf16}) +
+           group.of(groups.ep->size(), {}) + group.of(groups.etp->size(), {});
   }
-  const bool counts = groups.policy.exchange == ExchangeSizes::kExact;
+  const bool counts = groups.policy.exchange != ExchangeSizes::kBounded;
+  const bool by_library = groups.policy.exchange != ExchangeSizes::kDirect ||
+                          !settings.run.peer_memory || groups.etp->size() > 1;
   if (groups.by_node) {
     const NodeGroups& node = *groups.by_node;
-    return bytes_of_group(groups.experts->size(), {}) + bytes_of_group(groups.ep->size(), {}) +
-           bytes_of_group(node.nodes->size(), {.rings = counts, .pairs = true}) +
-           bytes_of_group(node.ep->size(), {.pairs = true}) +
-           bytes_of_group(node.experts->size(), {.rings = counts}) +
-           bytes_of_group(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});
+    return group.of(groups.experts->size(), {}) + group.of(groups.ep->size(), {}) +
+           group.of(node.nodes->size(), {.rings = counts, .pairs = by_library}) +
+           group.of(node.ep->size(), {.pairs = by_library}) +
+           group.of(node.experts->size(), {.rings = counts}) +
+           group.of(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});
   }
-  return bytes_of_group(groups.experts->size(), {.rings = counts}) +
-         bytes_of_group(groups.ep->size(), {.pairs = true}) +
-         bytes_of_group(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});
+  return group.of(groups.experts->size(), {.rings = counts}) +
+         group.of(groups.ep->size(), {.pairs = by_library}) +
+         group.of(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});
 }
 
 int64_t communication_bytes(const Settings& settings, const RunLayout& layout) {
   if (layout.num_ranks() == 1) return 0;
+  const GroupMemory group{settings.run.peer_memory};
   const StageGroups& groups = layout.part.groups;
   const bool bf16 = settings.train.dtype() == DType::kBF16;
   const bool counts_batch = settings.model.moe.balance_scope == BalanceTokens::kGlobalBatch;
   const int64_t stages = groups.pp->size();
   const int64_t ring = groups.ring->size();
-  return kLibraryBytes + bytes_of_group(layout.num_ranks(), {}) +
-         bytes_of_replicas(settings, layout) + bytes_of_dispatch(settings, groups) +
-         bytes_of_group(groups.tp->size(), {.rings = true, .pairs = true, .sums_bf16 = bf16}) +
-         bytes_of_group(groups.heads->size(), {.pairs = true}) +
-         bytes_of_group(groups.micro_batch->size(), {.rings = true}) +
-         bytes_of_group(groups.dp->size(), {.rings = counts_batch}) +
-         bytes_of_group(ring, {.rings = true}) + bytes_of_messages(ring) +
+  return kLibraryBytes + group.of(layout.num_ranks(), {}) + bytes_of_replicas(settings, layout) +
+         bytes_of_dispatch(settings, groups) +
+         group.of(groups.tp->size(), {.rings = true, .pairs = true, .sums_bf16 = bf16}) +
+         group.of(groups.heads->size(), {.pairs = true}) +
+         group.of(groups.micro_batch->size(), {.rings = true}) +
+         group.of(groups.dp->size(), {.rings = counts_batch}) + group.of(ring, {.rings = true}) +
+         bytes_of_messages(ring) +
          // Along the pipeline there are three, of which two have messages.
-         3 * bytes_of_group(stages, {}) + 2 * bytes_of_messages(stages);
+         3 * group.of(stages, {}) + 2 * bytes_of_messages(stages);
 }
 
 /// What the layout's own groups take as soon as they are made, with their first messages.
-int64_t bytes_of_made_groups(const RunLayout& layout) {
+int64_t bytes_of_made_groups(const Settings& settings, const RunLayout& layout) {
+  const GroupMemory memory{settings.run.peer_memory};
   const StageGroups& groups = layout.part.groups;
   int64_t bytes = bytes_of_messages(groups.ring->size()) + 2 * bytes_of_messages(groups.pp->size());
   for (const CommunicatorPtr& group :
        {layout.world, groups.tp, groups.ring, groups.heads, groups.micro_batch, groups.dp,
         groups.pp, groups.etp, groups.ep, groups.experts, layout.pipeline.activations,
         layout.pipeline.gradients})
-    bytes += bytes_of_group(group->size(), {});
+    bytes += memory.of(group->size(), {});
   if (groups.by_node) {
     for (const CommunicatorPtr& group :
          {groups.by_node->nodes, groups.by_node->ep, groups.by_node->experts})
-      bytes += bytes_of_group(group->size(), {});
+      bytes += memory.of(group->size(), {});
   }
   return bytes;
 }
@@ -159,7 +175,7 @@ DeviceOverhead predict_overhead(const Settings& settings, const RunLayout& layou
   if (backend.is_host()) return {};
   DeviceOverhead overhead{.kernels = kKernelBytes,
                           .communication = communication_bytes(settings, layout)};
-  if (groups_are_made) overhead.communication -= bytes_of_made_groups(layout);
+  if (groups_are_made) overhead.communication -= bytes_of_made_groups(settings, layout);
   if (settings.run.cuda_graphs != GraphMode::kOff) overhead.graphs = graph_bytes(layout, model);
   return overhead;
 }

@@ -54,6 +54,7 @@ struct RunSettings {
   bool report = true;
   /// Seconds that a rank waits for the others before it takes one for lost.
   double comm_timeout = 600;
+  bool peer_memory = true;
   RankBinding bind = RankBinding::kAuto;
 };
 
