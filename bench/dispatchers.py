@@ -27,11 +27,14 @@ CASES = {
 UNITS = {"B": 2**-20, "KiB": 2**-10, "MiB": 1.0, "GiB": 2.0**10}
 
 
-def dispatchers(ranks):
-    plain = {name: [f"--parallel.dispatcher={name}"] for name in ("all_to_all", "all_gather", "deduplicated")}
-    if ranks < 4:
-        return plain
-    return {**plain, "hierarchical": ["--parallel.dispatcher=hierarchical", f"--parallel.dispatch_inner={ranks // 2}"]}
+def dispatchers(ranks, device):
+    ways = {name: [f"--parallel.dispatcher={name}"] for name in ("all_to_all", "all_gather", "deduplicated")}
+    if ranks >= 4:
+        ways["hierarchical"] = ["--parallel.dispatcher=hierarchical", f"--parallel.dispatch_inner={ranks // 2}"]
+    if device == "cuda":
+        direct = {f"{name}, direct": [*way, "--parallel.exchange=direct"] for name, way in ways.items() if name != "all_gather"}
+        ways |= direct
+    return ways
 
 
 def token_mib(output):
@@ -47,7 +50,7 @@ def measure(program, name, options, folder):
     device, micro_batch, more = CASES[name]
     common = [*train_arguments(options, folder, device, micro_batch, 4 * micro_batch * options.ranks), f"--parallel.ep={options.ranks}", *more,
               *options.more]
-    ways = dispatchers(options.ranks)
+    ways = dispatchers(options.ranks, device)
     found = {way: [] for way in ways}
     for turn in range(options.rounds):
         for way in ways if turn % 2 == 0 else reversed(ways):
@@ -63,11 +66,11 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         write_text(folder / "text.txt")
-        print(f"{'case':20} {'dispatcher':14} {'step':>10} {'tokens sent':>13}  exposed (% of a step)")
+        print(f"{'case':20} {'dispatcher':22} {'step':>10} {'tokens sent':>13}  exposed (% of a step)")
         for name in options.names:
             found[name] = measure(options.program, name, options, folder)
             for way, of in found[name].items():
-                print(f"{name:20} {way:14} {1e3 * of['seconds']:7.1f} ms {of['mib']:9.1f} MiB  {100 * of['exposed']:.1f}", flush=True)
+                print(f"{name:20} {way:22} {1e3 * of['seconds']:7.1f} ms {of['mib']:9.1f} MiB  {100 * of['exposed']:.1f}", flush=True)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(found, indent=1), encoding="ascii")
 

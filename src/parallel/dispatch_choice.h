@@ -21,6 +21,7 @@ std::string_view dispatcher_name(DispatcherKind kind);
 /// How many rows an all-to-all moves between two ranks.
 enum class ExchangeSizes : uint8_t {
   kExact,    ///< those that routing sends; the host must know them
+  kDirect,   ///< the same; where GPUs address one another's memory, they alone know
   kBounded,  ///< as many as it can send at most, always; nobody waits for numbers
 };
 

@@ -111,9 +111,12 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
              "measured on the machine; 1: bytes alone decide",
              above(0));
   schema.add_enum("parallel.exchange", &parallel.exchange,
-                  {{"exact", ExchangeSizes::kExact}, {"bounded", ExchangeSizes::kBounded}},
+                  {{"exact", ExchangeSizes::kExact},
+                   {"direct", ExchangeSizes::kDirect},
+                   {"bounded", ExchangeSizes::kBounded}},
                   "Rows that an all-to-all of tokens moves: those that are routed, which the host "
-                  "waits to know, or always as many as may be (with a capacity few more)");
+                  "waits to know (exact), or GPUs of one machine alone, which write them into one "
+                  "another's memory (direct); or always as many as may be (bounded)");
   schema.add_enum("parallel.pipeline_schedule", &parallel.schedule,
                   {{"gpipe", PipelineKind::kGpipe},
                    {"1f1b", PipelineKind::kOneFOneB},

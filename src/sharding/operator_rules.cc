@@ -211,6 +211,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"capacity_limit", capacity_limit},
       {"route_map", route_map},
       {"dispatch_plan", dispatch_plan},
+      {"dispatch_plan_on_device", dispatch_plan},
       {"destinations", "i:t^k -> m:t^k"},
       {"permute_choices", permute_choices},
       {"slot_experts", "c:s^ -> i:s^"},
@@ -254,6 +255,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"all_reduce_constant", all_reduce},
       {"all_to_all", all_to_all},
       {"all_to_all_v", all_to_all_v},
+      {"all_to_all_v_on_device", all_to_all_v},
       {"gather_heads", gather_heads},
       {"scatter_heads", scatter_heads},
   };

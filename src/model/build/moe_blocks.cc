@@ -350,7 +350,7 @@ ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
 /// Rows that a bounded all-to-all moves to each rank of EP for each token, capacities not rounded
 /// up (max_rows_to_peer has them for a number of tokens); 0 where sizes are exact.
 double rows_per_peer(const MoeConfig& moe, const StageGroups& groups) {
-  if (groups.policy.exchange == ExchangeSizes::kExact) return 0;
+  if (groups.policy.exchange != ExchangeSizes::kBounded) return 0;
   const int64_t local_experts = moe.num_experts / groups.ep->size();
   const auto most = static_cast<double>(std::min(moe.top_k, local_experts));
   const bool whole_groups = local_experts % moe.capacity_group_size == 0;

@@ -77,8 +77,11 @@ struct MoeCase {
         "shared by {}, "
         "block {}, probabilities {}",
         ep, nodes, etp, dispatcher_name(kind),
-        exchange == ExchangeSizes::kBounded ? " bounded" : "", tokens_each, top_k, num_experts(),
-        dtype == DType::kBF16 ? "bf16, " : "", capacity_factor, pad_to_capacity ? " padded" : "",
+        exchange == ExchangeSizes::kBounded  ? " bounded"
+        : exchange == ExchangeSizes::kDirect ? " direct"
+                                             : "",
+        tokens_each, top_k, num_experts(), dtype == DType::kBF16 ? "bf16, " : "", capacity_factor,
+        pad_to_capacity ? " padded" : "",
         drop_policy == DropPolicy::kPosition ? " by position" : "", capacity_group_size,
         sharing_ranks, block_size, early_probs ? "early" : "late");
   }

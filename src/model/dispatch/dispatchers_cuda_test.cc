@@ -18,6 +18,7 @@ class DispatchersCuda : public GpuTest {
             std::pair(DispatcherKind::kAllToAll, ExchangeSizes::kBounded),
             std::pair(DispatcherKind::kAllGather, ExchangeSizes::kExact),
             std::pair(DispatcherKind::kDeduplicated, ExchangeSizes::kExact),
+            std::pair(DispatcherKind::kDeduplicated, ExchangeSizes::kDirect),
             std::pair(DispatcherKind::kDeduplicated, ExchangeSizes::kBounded),
             std::pair(DispatcherKind::kHierarchical, ExchangeSizes::kExact),
             std::pair(DispatcherKind::kHierarchical, ExchangeSizes::kBounded)}) {

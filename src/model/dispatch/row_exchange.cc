@@ -3,12 +3,22 @@
 #include "ops/collective/ragged_collective.h"
 
 namespace tessera {
+namespace {
+
+/// All-gathers of counted rows over ETP need the host.
+CountsOf counts_of(const DispatchSpec& spec) {
+  const bool direct = spec.exchange == ExchangeSizes::kDirect && spec.etp->size() == 1;
+  return direct ? CountsOf::kDevice : CountsOf::kHost;
+}
+
+}  // namespace
 
 DispatchPlanSpec plan_of_members(const DispatchSpec& spec, int64_t each) {
   DispatchPlanSpec plan{.first_experts = {},
                         .etp_size = spec.etp->size(),
                         .ep_rank = spec.ep->rank(),
-                        .etp_rank = spec.etp->rank()};
+                        .etp_rank = spec.etp->rank(),
+                        .tells_the_host = counts_of(spec) == CountsOf::kHost};
   for (int64_t e = 0; e <= spec.ep->size(); ++e) plan.first_experts.push_back(e * each);
   return plan;
 }
@@ -37,7 +47,7 @@ ValueId send_counted(Program& program, const DispatchSpec& spec, const ExchangeC
                      ValueId x, const std::string& name) {
   const bool gathers = spec.etp->size() > 1;
   if (spec.ep->size() > 1) {
-    x = program.add1(make_all_to_all_v(spec.ep, counts.max_received),
+    x = program.add1(make_all_to_all_v(spec.ep, counts.max_received, counts_of(spec)),
                      {x, counts.send_rows, counts.receive_rows, counts.received},
                      gathers ? "received" : name);
   }
@@ -55,7 +65,7 @@ ValueId return_counted(Program& program, const DispatchSpec& spec, const SentRow
   }
   if (spec.ep->size() == 1) return rows;
   const ValueType& source = program.type(sent.map.source);
-  return program.add1(make_all_to_all_v(spec.ep, source.shape[0]),
+  return program.add1(make_all_to_all_v(spec.ep, source.shape[0], counts_of(spec)),
                       {rows, counts.receive_rows, counts.send_rows, source.extent.value()},
                       "returned_rows");
 }

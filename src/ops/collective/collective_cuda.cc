@@ -40,6 +40,18 @@ std::vector<int64_t> read_counts(const KernelArgs& args, const Tensor& counts) {
   return context_of(args).get<HostCounts>().read(counts);
 }
 
+Pending all_to_all_on_device(const AllToAllV& op, const Args<AllToAllV>& args) {
+  using Op = AllToAllV;
+  const bool at_bound = !args.extents.empty() && args.out_extent(Op::kY) != nullptr;
+  // Who gives no extent wants the rest cleared, for which the host must know where it begins.
+  if (!at_bound || !op.comm().takes_device_counts())
+    return collective::all_to_all_v<read_counts>(op, args);
+  return collective::exchange_rows(
+      args.in(Op::kX), args.out(Op::kY), [&](const Tensor& x, const Tensor& y) {
+        return op.comm().all_to_all_v(x, y, args.in(Op::kSendRows), args.in(Op::kReceiveRows));
+      });
+}
+
 int64_t workspace_bytes(const HeadExchange& op, std::span<const ValueType> inputs) {
   return op.parts_bytes(inputs);
 }
@@ -49,6 +61,8 @@ int64_t workspace_bytes(const HeadExchange& op, std::span<const ValueType> input
 void add_collective_cuda(KernelTable& table) {
   collective::add_kernels(table);
   collective::add_ragged_kernels<read_counts>(table);
+  add_kernel<AllToAllV>(table, AllToAllV::kOnDevice, all_to_all_on_device,
+                        {.takes = takes_scaled_rows});
   add_kernel<GatherHeads>(table, gather_heads, {.workspace = workspace_bytes});
   add_kernel<ScatterHeads>(table, scatter_heads, {.workspace = workspace_bytes});
 }

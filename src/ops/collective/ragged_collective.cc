@@ -46,7 +46,8 @@ std::vector<ValueType> AllToAllV::infer(std::span<const ValueType> inputs) const
 }
 
 void AllToAllV::differentiate(GradientBuilder& builder) const {
-  differentiate_rows(builder, make_all_to_all_v(comm_ptr(), builder.input_type(kX).shape[0]),
+  differentiate_rows(builder,
+                     make_all_to_all_v(comm_ptr(), builder.input_type(kX).shape[0], counts_),
                      {kReceiveRows, kSendRows});
 }
 
@@ -74,8 +75,8 @@ void ReduceScatterV::differentiate(GradientBuilder& builder) const {
                      {kCounts});
 }
 
-OperatorPtr make_all_to_all_v(CommunicatorPtr comm, int64_t max_rows) {
-  return std::make_shared<AllToAllV>(std::move(comm), max_rows);
+OperatorPtr make_all_to_all_v(CommunicatorPtr comm, int64_t max_rows, CountsOf counts) {
+  return std::make_shared<AllToAllV>(std::move(comm), max_rows, counts);
 }
 OperatorPtr make_all_gather_v(CommunicatorPtr comm, int64_t max_rows) {
   return std::make_shared<AllGatherV>(std::move(comm), max_rows);

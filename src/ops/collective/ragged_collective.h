@@ -29,6 +29,12 @@ class RaggedCollective : public CollectiveOperator {
   int64_t max_rows_;
 };
 
+/// Who knows the counts of an exchange before it begins.
+enum class CountsOf : uint8_t {
+  kHost,    ///< the host, which on a device waits for them
+  kDevice,  ///< the device alone, where the communicator can (takes_device_counts)
+};
+
 /// (x A [R, ...], send_rows I64 [P], receive_rows I64 [P] [, extent I64 [1]]) -> A [R', ...]: the
 /// first send_rows[0] rows of x go to rank 0, the next send_rows[1] to rank 1, ...; the rows that
 /// arrive stand in the order of the ranks that sent them, receive_rows[i] from rank i. Its gradient
@@ -36,12 +42,17 @@ class RaggedCollective : public CollectiveOperator {
 class AllToAllV final : public RaggedCollective {
  public:
   static constexpr std::string_view kName = "all_to_all_v";
+  static constexpr std::string_view kOnDevice = "all_to_all_v_on_device";
   enum Input : int { kX, kSendRows, kReceiveRows, kExtent };
   enum Output : int { kY };
-  using RaggedCollective::RaggedCollective;
-  std::string_view name() const override { return kName; }
+  AllToAllV(CommunicatorPtr comm, int64_t max_rows, CountsOf counts)
+      : RaggedCollective(std::move(comm), max_rows), counts_(counts) {}
+  std::string_view name() const override { return counts_ == CountsOf::kHost ? kName : kOnDevice; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
+
+ private:
+  CountsOf counts_;
 };
 
 /// (x A [R, ...], counts I64 [P] [, extent I64 [1]]) -> A [R', ...]: the first counts[i] rows of
@@ -72,7 +83,8 @@ class ReduceScatterV final : public RaggedCollective {
   void differentiate(GradientBuilder& builder) const override;
 };
 
-OperatorPtr make_all_to_all_v(CommunicatorPtr comm, int64_t max_rows);
+OperatorPtr make_all_to_all_v(CommunicatorPtr comm, int64_t max_rows,
+                              CountsOf counts = CountsOf::kHost);
 OperatorPtr make_all_gather_v(CommunicatorPtr comm, int64_t max_rows);
 OperatorPtr make_reduce_scatter_v(CommunicatorPtr comm, int64_t max_rows);
 

@@ -64,7 +64,8 @@ Pending reduce_scatter_v(const ReduceScatterV& op, const Args<ReduceScatterV>& a
 
 template <ReadCounts kRead>
 void add_ragged_kernels(KernelTable& table) {
-  add_kernel<AllToAllV>(table, all_to_all_v<kRead>, {.takes = takes_scaled_rows});
+  for (const std::string_view name : {AllToAllV::kName, AllToAllV::kOnDevice})
+    add_kernel<AllToAllV>(table, name, all_to_all_v<kRead>, {.takes = takes_scaled_rows});
   add_kernel<AllGatherV>(table, all_gather_v<kRead>, {.takes = takes_scaled_rows});
   add_kernel<ReduceScatterV>(table, reduce_scatter_v<kRead>);
 }

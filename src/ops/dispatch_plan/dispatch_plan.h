@@ -30,6 +30,9 @@ struct DispatchPlanSpec {
   /// The same where routing is balanced; -1: as many.
   int64_t balanced_received = -1;
   int64_t balanced_gathered = -1;
+  /// Whether the host is told what comes out. Otherwise a device alone knows, and values have
+  /// memory for the most rows.
+  bool tells_the_host = true;
 
   int64_t ep_size() const { return std::ssize(first_experts) - 1; }
   int64_t num_experts() const { return first_experts.back(); }
@@ -53,6 +56,7 @@ struct DispatchPlanSpec {
 class DispatchPlan final : public Operator {
  public:
   static constexpr std::string_view kName = "dispatch_plan";
+  static constexpr std::string_view kOnDevice = "dispatch_plan_on_device";
   enum Input : int { kCounts };
   enum Output : int { kSendRows, kReceiveRows, kReceived, kGatherRows, kGathered, kExpertIdx };
 
@@ -60,7 +64,7 @@ class DispatchPlan final : public Operator {
   explicit DispatchPlan(const DispatchPlanSpec& spec);
   const DispatchPlanSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return kName; }
+  std::string_view name() const override { return spec_.tells_the_host ? kName : kOnDevice; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& /*builder*/) const override {}

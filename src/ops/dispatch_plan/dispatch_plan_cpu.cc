@@ -90,6 +90,7 @@ void dispatch_plan(const DispatchPlan& op, const Args<DispatchPlan>& args) {
 
 void add_dispatch_plan_cpu(KernelTable& table) {
   add_kernel<DispatchPlan>(table, dispatch_plan, {.tells_the_host = true});
+  add_kernel<DispatchPlan>(table, DispatchPlan::kOnDevice, dispatch_plan);
 }
 
 }  // namespace tessera

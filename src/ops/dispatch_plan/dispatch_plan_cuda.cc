@@ -30,6 +30,7 @@ void dispatch_plan(const DispatchPlan& op, const Args<DispatchPlan>& args) {
   for (size_t rank = 0; rank < spec.first_experts.size(); ++rank)
     plan.first_experts[rank] = static_cast<int32_t>(spec.first_experts[rank]);
   launch_dispatch_plan(plan, stream_of(args));
+  if (!spec.tells_the_host) return;
   auto& counts = context_of(args).get<HostCounts>();
   for (const auto output :
        {DispatchPlan::kSendRows, DispatchPlan::kReceiveRows, DispatchPlan::kReceived,
@@ -48,6 +49,8 @@ int64_t workspace_bytes(const DispatchPlan& op, std::span<const ValueType> /*inp
 void add_dispatch_plan_cuda(KernelTable& table) {
   add_kernel<DispatchPlan>(table, dispatch_plan,
                            {.workspace = workspace_bytes, .tells_the_host = true});
+  add_kernel<DispatchPlan>(table, DispatchPlan::kOnDevice, dispatch_plan,
+                           {.workspace = workspace_bytes});
 }
 
 }  // namespace tessera

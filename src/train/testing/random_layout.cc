@@ -336,7 +336,8 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_prediction(draw, result);
     if (may_lack_gradients(result.settings)) result.settings.optimizer_kind = OptimizerKind::kAdamW;
     draw_shard_groups(draw, result);
-    result.settings.parallel.exchange = draw.of({ExchangeSizes::kExact, ExchangeSizes::kBounded});
+    result.settings.parallel.exchange =
+        draw.of({ExchangeSizes::kExact, ExchangeSizes::kDirect, ExchangeSizes::kBounded});
     if (draw.chance(3)) draw_offload(draw, result);
     ShardSettings& shard = result.settings.shard;
     shard.state_on_host = shard.scope != ShardScope::kFull && draw.chance(4);

@@ -114,22 +114,25 @@ TEST_F(SeveralGpus, RepeatAndContinueBitwise) {
   }
 }
 
-/// Tokens that travel with padding, dropless and with a capacity: no bit differs.
-TEST_F(SeveralGpus, BoundedExchangesGiveTheBitsOfExactOnes) {
+/// Tokens that travel with padding, or whose numbers the GPUs alone know, dropless and with a
+/// capacity: no bit differs.
+TEST_F(SeveralGpus, OtherExchangesGiveTheBitsOfExactOnes) {
   for (const double capacity : {0.0, 1.25}) {
     SCOPED_TRACE(fmt::format("capacity {}", capacity));
     Settings own = settings("exchanged");
     own.model.moe.capacity_factor = capacity;
-    const auto run = [&](ExchangeSizes exchange) {
-      auto layout = data_parallel(2, {}, 2);
-      layout.parallel.dispatcher = DispatcherRequest::kAllToAll;
-      layout.parallel.exchange = exchange;
-      return testing::run_steps(own, layout, 3, false, choose_gpu);
-    };
-    const testing::RunEnd exact = run(ExchangeSizes::kExact);
-    const testing::RunEnd bounded = run(ExchangeSizes::kBounded);
-    EXPECT_EQ(bounded.losses, exact.losses);
-    EXPECT_EQ(bounded.weights, exact.weights);
+    for (const DispatcherRequest dispatcher :
+         {DispatcherRequest::kAllToAll, DispatcherRequest::kDeduplicated}) {
+      const auto run = [&](ExchangeSizes exchange) {
+        auto layout = data_parallel(2, {}, 2);
+        layout.parallel.dispatcher = dispatcher;
+        layout.parallel.exchange = exchange;
+        return testing::run_steps(own, layout, 3, false, choose_gpu);
+      };
+      const testing::RunEnd exact = run(ExchangeSizes::kExact);
+      for (const ExchangeSizes exchange : {ExchangeSizes::kBounded, ExchangeSizes::kDirect})
+        testing::expect_same_end(run(exchange), exact);
+    }
   }
 }
 
