@@ -30,6 +30,7 @@
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
+#include "ops/scale/scale.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "runtime/cuda/cuda_backend.h"
 
@@ -126,6 +127,8 @@ void add_norms(Cases& cases) {
   add(cases, "rmsnorm_backward of query heads", norm_backward,
       {kQueries, head_weight, {DType::kF32, {kTokens, kHeads}}, kQueries});
   add(cases, "add", make_add(), {kStates, kStates});
+  add(cases, "scale", make_scale(0.22), {kStates});
+  add(cases, "scale and add", std::make_shared<Scale>(0.22, true), {kStates, kStates});
   add(cases, "add_bias", make_add_bias(), {kStates, weight});
   add(cases, "add_bias_grad", std::make_shared<AddBiasGrad>(), {kStates});
 }

@@ -38,6 +38,7 @@
 #include "ops/round_values/round_values.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
+#include "ops/scale/scale.h"
 #include "ops/scale_rows/scale_rows.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
@@ -90,6 +91,7 @@ KernelTable make_cuda_kernels() {
   add_router_cuda(table);
   add_scaled_grouped_matmul_cuda(table);
   add_scaled_grouped_wgrad_cuda(table);
+  add_scale_cuda(table);
   add_scale_rows_cuda(table);
   add_sigmoid_gate_cuda(table);
   add_slot_experts_cuda(table);
