@@ -86,11 +86,31 @@ bool norms_heads(const AxisCall& call) {
   return call.types[1].shape.last() < call.types[0].shape.last();
 }
 
+/// Whether each rank norms the one head that it has, which looks like a whole row: the weight of a
+/// row's part would be a part itself.
+bool norms_own_head(const AxisCall& call) {
+  const ValueType& x = call.types[0];
+  return x.shape.rank() == 2 && !norms_heads(call) && call.inputs[1].is(Kind::kReplicated) &&
+         call.inputs[0] == ShardState::sharded(1);
+}
+
+/// A head's statistics have no dim of heads, so that of one head each are the ranks' own.
 ShardStatesOf rmsnorm(const AxisCall& call) {
+  if (norms_own_head(call)) {
+    ShardStatesOf states = follow(call, "x:tn w:D -> y:tn");
+    if (states) states->push_back(ShardState::varying());
+    return states;
+  }
   return follow(call, norms_heads(call) ? "x:tn w:D -> y:tn r:tn" : "x:tH w:H -> y:tH r:t");
 }
 
 ShardStatesOf rmsnorm_backward(const AxisCall& call) {
+  if (norms_own_head(call)) {
+    if (!call.inputs[2].is(Kind::kVarying)) fault("statistics are not those of the ranks' heads");
+    std::vector<ShardState> rows(call.inputs.begin(), call.inputs.end());
+    rows.erase(rows.begin() + 2);
+    return follow(call, "x:tn w:D g:tn a:tn -> dx:tn=g+a dw:D=g", rows);
+  }
   return follow(call, norms_heads(call) ? "x:tn w:D r:tn g:tn a:tn -> dx:tn=g+a dw:D=g"
                                         : "x:tH w:H r:t g:tH a:tH -> dx:tH=g+a dw:H=g");
 }

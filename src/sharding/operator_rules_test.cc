@@ -10,6 +10,7 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/registry/cpu_kernels.h"
+#include "ops/rmsnorm/rmsnorm.h"
 
 namespace tessera {
 namespace {
@@ -72,6 +73,20 @@ TEST_F(Rules, LossesRefuseScalesOfTheirOwn) {
         infer(make_linear_cross_entropy(), {own, kSame, own, ShardState::varying()}, types);
       },
       ThrowsMessage<ShardFault>(HasSubstr("must be the same on all ranks")));
+}
+
+/// Ranks with one head each: the weight of a head is the same for all, that of a row's part is not.
+TEST_F(Rules, NormsOfOneHeadEachAreNoneOfARowsParts) {
+  const std::vector<ValueType> types = {{DType::kF32, {4, 8}}, {DType::kF32, {8}}};
+  const ShardState head = ShardState::sharded(1);
+  const ShardState own = ShardState::varying();
+  EXPECT_THAT(infer(make_rmsnorm(1e-5), {head, kSame}, types).value(), ElementsAre(head, own));
+  EXPECT_THROW(infer(make_rmsnorm(1e-5), {head, ShardState::sharded(0)}, types), ShardFault);
+  const std::vector<ValueType> all = {types[0], types[1], {DType::kF32, {4}}, types[0]};
+  const auto backward = std::make_shared<RmsNormBackward>();
+  EXPECT_THAT(infer(backward, {head, kSame, own, head}, all).value(),
+              ElementsAre(head, ShardState::partial()));
+  EXPECT_THROW(infer(backward, {head, kSame, kSame, head}, all), ShardFault);
 }
 
 /// Queries of a ring that were given the keys of their own rank alone.

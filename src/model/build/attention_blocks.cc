@@ -108,22 +108,36 @@ ValueId build_spread_norm(LayerBuilder& builder, const AttentionShare& share,
 
 /// Whether heads are normed as they are rotated.
 bool norms_in_rotation(const ModelConfig& config) {
-  return config.qk_norm == QkNorm::kHead && config.head_dim() <= NormRope::kMaxHeadSize;
+  return config.qk_norm == QkNorm::kHead && !config.norm_after_rotation &&
+         config.head_dim() <= NormRope::kMaxHeadSize;
+}
+
+/// Elements of all query or key heads of a token.
+int64_t heads_width(const ModelConfig& config, bool is_query) {
+  return (is_query ? config.num_heads : config.kv_heads()) * config.head_dim();
+}
+
+/// The norm of queries or keys by an operator of its own.
+ValueId build_qk_norm(LayerBuilder& builder, const AttentionShare& share, const std::string& name,
+                      bool is_query, ValueId x) {
+  const ModelConfig& config = builder.config;
+  const std::string norm_name = fmt::format("attn.{}_norm", name);
+  const int64_t width = heads_width(config, is_query);
+  const bool by_head = config.qk_norm == QkNorm::kHead;
+  if (share.by_heads && !by_head)
+    return build_spread_norm(builder, share, norm_name, x, is_query, width);
+  return builder.norm(norm_name, x, by_head ? config.head_dim() : width, config.norm_eps);
 }
 
 /// A query or key projection, normed where the model does that before it rotates.
 ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
                          const std::string& name, bool is_query, ValueId x) {
   const ModelConfig& config = builder.config;
-  const int64_t width = (is_query ? config.num_heads : config.kv_heads()) * config.head_dim();
-  const ValueId projected =
-      build_head_linear(builder, share, "attn." + name, x, is_query, width, config.qkv_bias, name);
-  if (config.qk_norm == QkNorm::kNone || norms_in_rotation(config)) return projected;
-  const std::string norm_name = fmt::format("attn.{}_norm", name);
-  const bool by_head = config.qk_norm == QkNorm::kHead;
-  if (share.by_heads && !by_head)
-    return build_spread_norm(builder, share, norm_name, projected, is_query, width);
-  return builder.norm(norm_name, projected, by_head ? config.head_dim() : width, config.norm_eps);
+  const ValueId projected = build_head_linear(builder, share, "attn." + name, x, is_query,
+                                              heads_width(config, is_query), config.qkv_bias, name);
+  const bool before = config.qk_norm != QkNorm::kNone && !config.norm_after_rotation;
+  if (!before || norms_in_rotation(config)) return projected;
+  return build_qk_norm(builder, share, name, is_query, projected);
 }
 
 /// A projection normed and rotated at once.
@@ -168,6 +182,9 @@ QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share,
   result.v = build_head_linear(builder, share, "attn.v", x, false,
                                config.kv_heads() * config.head_dim(), config.qkv_bias, "v");
   rotate(builder, share, rotary, result);
+  if (!config.norm_after_rotation) return result;
+  result.q = build_qk_norm(builder, share, "q", true, result.q);
+  result.k = build_qk_norm(builder, share, "k", false, result.k);
   return result;
 }
 

@@ -10,6 +10,7 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/linear_cross_entropy/vocab_lse.h"
 #include "ops/rmsnorm/rmsnorm.h"
+#include "ops/scale/scale.h"
 #include "ops/vocab_loss/vocab_loss.h"
 
 namespace tessera {
@@ -32,17 +33,24 @@ int64_t first_row(const WeightPlacement& placement) {
   return placement.slice.rows.empty() ? 0 : placement.slice.rows.front().begin;
 }
 
+/// x times a factor, or x itself where that is 1.
+ValueId build_scaled(Program& program, ValueId x, double factor, const char* name) {
+  return factor == 1.0 ? x : program.add1(make_scale(factor), {x}, name);
+}
+
 std::string final_norm_name(int64_t depth) {
   return depth == 0 ? "final_norm.weight" : fmt::format("mtp_heads.{}.norm.weight", depth - 1);
 }
 
-/// The final norm over hidden states, shared by the loss and the logits.
+/// The final norm over hidden states, shared by the loss and the logits. What divides the logits
+/// divides what they are made of.
 ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hidden,
                          int64_t depth) {
   const ValueId weight =
       program.add_weight(final_norm_name(depth), {DType::kF32, {config.hidden_size}});
-  return program.add(make_rmsnorm(config.norm_eps), {hidden, weight},
-                     {"final_normed", "final_norm.rstd"})[0];
+  const ValueId normed = program.add(make_rmsnorm(config.norm_eps), {hidden, weight},
+                                     {"final_normed", "final_norm.rstd"})[0];
+  return build_scaled(program, normed, 1.0 / config.logits_divisor, "final_scaled");
 }
 
 /// The loss with the whole vocabulary on this rank.
@@ -112,12 +120,17 @@ ModelProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchS
     return builder.norm(name, x, config.hidden_size, config.norm_eps);
   };
   const ValueId start = kind.mtp ? join_embedding(builder) : hidden;
-  const ValueId attention = build_attention(builder, norm("attn_norm", start));
+  const auto scaled = [&](ValueId x, const char* name) {
+    return build_scaled(program, x, config.residual_multiplier, name);
+  };
+  const ValueId attention =
+      scaled(build_attention(builder, norm("attn_norm", start)), "attn_scaled");
   const ValueId middle = program.add1(make_add(), {start, attention}, "hidden_mid");
   const ValueId normed = norm("mlp_norm", middle);
   const ValueId mlp = kind.moe ? build_moe(builder, normed)
                                : build_mlp(builder, "mlp", normed, config.dense_inner_size());
-  layer.ports.set(Port::kHiddenOut, program.add1(make_add(), {middle, mlp}, "hidden_out"));
+  layer.ports.set(Port::kHiddenOut,
+                  program.add1(make_add(), {middle, scaled(mlp, "mlp_scaled")}, "hidden_out"));
   finish_ports(program, layer.ports, builder.context());
   return layer;
 }
@@ -132,17 +145,18 @@ ModelProgram build_embedding(const ModelConfig& config, const BatchShape& shape,
   const ValueId tokens = add_port(program, result.ports, Port::kTokens, context);
   const ValueId table = program.add_weight("embedding.weight", {shape.dtype, share.slice.shape()});
   result.placements.emplace("embedding.weight", share);
+  ValueId rows;
   if (groups.tp->size() == 1) {
-    result.ports.set(Port::kHiddenOut,
-                     program.add1(make_embedding(config.padding_token), {tokens, table}, "hidden"));
+    rows = program.add1(make_embedding(config.padding_token), {tokens, table}, "hidden");
   } else {
     const ValueId part = program.add1(make_embedding({.padding_token = config.padding_token,
                                                       .first_row = first_row(share),
                                                       .vocab_size = config.vocab_size}),
                                       {tokens, table}, "hidden_part");
-    result.ports.set(Port::kHiddenOut,
-                     program.add1(make_reduce_scatter(groups.tp), {part}, "hidden"));
+    rows = program.add1(make_reduce_scatter(groups.tp), {part}, "hidden");
   }
+  result.ports.set(Port::kHiddenOut,
+                   build_scaled(program, rows, config.embedding_multiplier, "hidden_scaled"));
   finish_ports(program, result.ports, context);
   return result;
 }

@@ -25,6 +25,8 @@ bool contains(const std::vector<int64_t>& layers, int64_t layer) {
 /// Beside a mean square: a larger one would hide it.
 constexpr Range kEpsilon = {.min = 0, .max = 1, .min_open = true};
 
+constexpr Range kMultiplier = {.min = kMinMultiplier, .max = kMaxMultiplier};
+
 void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.vocab_size", &config.vocab_size,
              "Vocabulary; 0 takes the tokenizer's, rounded up to a multiple of 64",
@@ -53,6 +55,12 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                    {"gelu_tanh", Activation::kGeluTanh}},
                   "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
+  schema.add("model.embedding_multiplier", &config.embedding_multiplier,
+             "Factor on the embedding's rows, as Granite has it", kMultiplier);
+  schema.add("model.residual_multiplier", &config.residual_multiplier,
+             "Factor on what attention and MLP add to the hidden states", kMultiplier);
+  schema.add("model.logits_divisor", &config.logits_divisor, "What logits are divided by",
+             kMultiplier);
   schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
   schema.add("model.padding_token", &config.padding_token,
              "Token whose embedding takes no gradient (PyTorch's padding_idx); -1: none",
@@ -77,6 +85,10 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add_enum("model.qk_norm", &config.qk_norm,
                   {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"all", QkNorm::kAll}},
                   "RMSNorm of queries and keys: of each head, or of all heads as one row");
+  schema.add("model.norm_after_rotation", &config.norm_after_rotation,
+             "Rotate queries and keys before model.qk_norm, not after it");
+  schema.add("model.attention_multiplier", &config.attention_multiplier,
+             "Factor on the attention scores; 0: 1 / sqrt(head size)", between(0, kMaxMultiplier));
   schema.add("model.qkv_bias", &config.qkv_bias,
              "Biases of the query, key and value projections (latent: of those into the latents)");
   schema.add("model.output_bias", &config.output_bias, "Bias of the attention's output projection");
@@ -248,6 +260,12 @@ void validate_heads(const ModelConfig& config) {
           config.num_heads, config.kv_heads());
 }
 
+void validate_norms(const ModelConfig& config) {
+  require(!config.norm_after_rotation || config.qk_norm != QkNorm::kNone,
+          "model.norm_after_rotation says when queries and keys are normed, and model.qk_norm is "
+          "\"none\"; set it to \"head\" or \"all\"");
+}
+
 void validate_latent(const ModelConfig& config) {
   require(
       config.qk_norm == QkNorm::kNone,
@@ -395,8 +413,10 @@ int64_t ModelConfig::rotary_dim() const {
 }
 
 double ModelConfig::attention_scale() const {
-  if (!is_latent() || rope.scaling == RopeScaling::kNone || rope.mscale_all_dims == 0) return 0;
+  if (!is_latent() || rope.scaling == RopeScaling::kNone || rope.mscale_all_dims == 0)
+    return attention_multiplier;
   const double scale = yarn_scale(rope.factor, rope.mscale_all_dims);
+  if (attention_multiplier > 0) return scale * scale * attention_multiplier;
   return scale * scale / std::sqrt(static_cast<double>(head_dim()));
 }
 
@@ -442,6 +462,7 @@ void validate(const ModelConfig& config) {
           config.vocab_size);
   validate_heads(config);
   if (config.is_latent()) validate_latent(config);
+  validate_norms(config);
   validate_rope(config);
   validate_layers(config);
   if (config.moe.num_experts > 0) {

@@ -36,7 +36,7 @@ enum class AttentionKind {
   kLatent,    ///< through low-rank latents: multi-latent attention (DeepSeek-V2, section 2.1)
 };
 
-/// RMSNorm of queries and keys before the rotation.
+/// RMSNorm of queries and keys, before the rotation or after it.
 enum class QkNorm {
   kNone,
   kHead,  ///< each head by itself, one weight of the head's size for all (Qwen3)
@@ -173,13 +173,20 @@ struct ModelConfig {
   std::vector<int64_t> window_layers;
   AttentionKind attention = AttentionKind::kStandard;
   QkNorm qk_norm = QkNorm::kNone;
-  bool qkv_bias = false;  ///< latent attention: on the projections into the latents
+  bool norm_after_rotation = false;  ///< queries and keys are rotated, then normed (Hunyuan)
+  bool qkv_bias = false;             ///< latent attention: on the projections into the latents
   bool output_bias = false;
   /// A learnt logit of each head that joins the softmax's denominator (ops/attention_sink).
   bool attention_sinks = false;
   bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias
   Activation activation = Activation::kSwiGLU;
   double norm_eps = 1e-5;
+  /// Granite's multipliers (maximal update parametrization: Yang et al., Tensor Programs V, 2022):
+  /// of the embedding's rows, and of what attention and MLP add to the hidden states.
+  double embedding_multiplier = 1.0;
+  double residual_multiplier = 1.0;
+  double attention_multiplier = 0;  ///< factor on the attention scores; 0: 1 / sqrt(head_dim)
+  double logits_divisor = 1.0;      ///< of the head's logits
   bool tie_embeddings = true;
   /// A token whose embedding takes no gradient, as PyTorch's padding_idx; -1: none.
   int64_t padding_token = -1;
@@ -202,7 +209,7 @@ struct ModelConfig {
   int64_t value_dim() const { return is_latent() ? latent.value_size : head_dim(); }
   /// Elements of a head that are rotated.
   int64_t rotary_dim() const;
-  /// Factor on the attention scores; 0: 1 / sqrt(head_dim).
+  /// Factor on the attention scores, that of a stretched rotation included; 0: 1 / sqrt(head_dim).
   double attention_scale() const;
   int64_t dense_inner_size() const;
   bool is_gated() const { return tessera::is_gated(activation); }

@@ -47,6 +47,15 @@ TEST(Presets, HaveTheirPublishedSizes) {
   expect_size("deepseek-v3", 671e9, 37e9);
   expect_size("mixtral-8x7b", 46.7e9, 12.9e9);
   expect_size("qwen3-30b-a3b", 30.5e9, 3.3e9);
+  // What is active is published in whole billions at most, and here counted from the shapes.
+  expect_size("kimi-k2", 1.026e12, 32.9e9);
+  expect_size("moonlight-16b-a3b", 15.96e9, 2.9e9);
+  expect_size("glm-4.7-flash", 29.9e9, 3.9e9);
+  expect_size("dots-llm1", 142.8e9, 14.0e9);
+  expect_size("minimax-m2", 228.7e9, 11e9);
+  expect_size("ernie-4.5-21b-a3b", 21.83e9, 3.35e9);
+  expect_size("hunyuan-a13b", 80.4e9, 12.7e9);
+  expect_size("granite-3.1-3b-a800m", 3.3e9, 0.88e9);
   // The model card leaves the embedding table out of what is active.
   const double table = 201088.0 * 2880;
   expect_size("gpt-oss-20b", 20.91e9, 3.61e9 + table);
@@ -161,6 +170,8 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
         c.qk_norm = QkNorm::kHead;
       },
       "model.qk_norm does not go with");
+  expect_refused([](ModelConfig& c) { c.norm_after_rotation = true; },
+                 "model.norm_after_rotation says when queries and keys are normed");
   expect_refused([](ModelConfig& c) { c.moe.balance_group_size = 3; },
                  "moe.balance_group_size 3 does not divide moe.num_experts 4; the nearest that "
                  "does is 2 or 4");

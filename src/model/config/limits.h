@@ -27,5 +27,8 @@ inline constexpr int64_t kMaxParameters = int64_t{1} << 50;
 /// overflow, and add an epsilon that must not hide the weights' gradients.
 inline constexpr double kMinDeviation = 1e-8;
 inline constexpr double kMaxDeviation = 10.0;
+/// Of hidden states, scores and logits: products with them stay numbers.
+inline constexpr double kMinMultiplier = 1e-6;
+inline constexpr double kMaxMultiplier = 1e6;
 
 }  // namespace tessera

@@ -71,6 +71,48 @@ constexpr PublishedShape kPublished[] = {
      kGptOss},
     {"gpt-oss-120b", "gpt-oss-120b (model card, table 1)", 36, 2880, 64, 8, 2880, 128, 4, false,
      kGptOss},
+    {"kimi-k2", "Kimi K2 (published configuration)", 61, 7168, 64, 0, 2048, 384, 8, false,
+     "[model]\nvocab_size = 163840\ninner_size = 18432\nattention = \"latent\"\nnorm_eps = 1e-6\n"
+     "[latent]\nquery_rank = 1536\nkv_rank = 512\n[rope]\ninterleaved = true\nbase = 50000.0\n"
+     "[moe]\nfirst_dense_layers = 1\nshared_inner_size = 2048\nscore = \"sigmoid\"\n"
+     "score_scale = 2.827\nbias_update_speed = 0.001\nbalance_coefficient = 0.001\n"
+     "balance_scope = \"sequence\"\n"},
+    {"moonlight-16b-a3b", "Moonlight-16B-A3B (published configuration)", 27, 2048, 16, 0, 1408, 64,
+     6, false,
+     "[model]\nvocab_size = 163840\ninner_size = 11264\nattention = \"latent\"\n"
+     "[latent]\nkv_rank = 512\n[rope]\ninterleaved = true\nbase = 50000.0\n"
+     "[moe]\nfirst_dense_layers = 1\nshared_inner_size = 2816\nscore = \"sigmoid\"\n"
+     "score_scale = 2.446\nbias_update_speed = 0.001\nbalance_coefficient = 0.001\n"
+     "balance_scope = \"sequence\"\n"},
+    {"glm-4.7-flash", "GLM-4.7-Flash (published configuration)", 47, 2048, 20, 0, 1536, 64, 4,
+     false,
+     "[model]\nvocab_size = 154880\ninner_size = 10240\nattention = \"latent\"\n"
+     "[latent]\nquery_rank = 768\nkv_rank = 512\nnope_size = 192\nvalue_size = 256\n"
+     "[rope]\ninterleaved = true\nbase = 1000000.0\n"
+     "[moe]\nfirst_dense_layers = 1\nshared_inner_size = 1536\nscore = \"sigmoid\"\n"
+     "score_scale = 1.8\nbias_update_speed = 0.001\n"},
+    {"dots-llm1", "dots.llm1 (published configuration)", 62, 4096, 32, 32, 1408, 128, 6, false,
+     "[model]\nvocab_size = 152064\ninner_size = 10944\nqk_norm = \"head\"\n[rope]\nbase = "
+     "10000000.0\n[moe]\nfirst_dense_layers = 1\nshared_inner_size = 2816\nscore = \"sigmoid\"\n"
+     "score_scale = 2.5\nbias_update_speed = 0.001\n"},
+    {"minimax-m2", "MiniMax-M2 (published configuration)", 62, 3072, 48, 8, 1536, 256, 8, false,
+     "[model]\nvocab_size = 200064\nhead_size = 128\nqk_norm = \"all\"\nnorm_eps = 1e-6\n"
+     "[rope]\nbase = 5000000.0\nfraction = 0.5\n[moe]\nscore = \"sigmoid\"\n"
+     "bias_update_speed = 0.001\n"},
+    {"ernie-4.5-21b-a3b", "ERNIE-4.5-21B-A3B (published configuration)", 28, 2560, 20, 4, 1536, 64,
+     6, true,
+     "[model]\nvocab_size = 103424\ninner_size = 12288\nhead_size = 128\n"
+     "[rope]\ninterleaved = true\nbase = 500000.0\n[moe]\nfirst_dense_layers = 1\n"
+     "shared_inner_size = 3072\nbias_update_speed = 0.001\n"},
+    {"hunyuan-a13b", "Hunyuan-A13B (published configuration, before its longer contexts)", 32, 4096,
+     32, 8, 3072, 64, 8, true,
+     "[model]\nvocab_size = 128167\nhead_size = 128\nqk_norm = \"head\"\n"
+     "norm_after_rotation = true\n[moe]\nshared_inner_size = 3072\n"},
+    {"granite-3.1-3b-a800m", "Granite 3.1 3B-A800M (published configuration)", 32, 1536, 24, 8, 512,
+     40, 8, true,
+     "[model]\nvocab_size = 49155\nnorm_eps = 1e-6\nembedding_multiplier = 12.0\n"
+     "residual_multiplier = 0.22\nattention_multiplier = 0.015625\nlogits_divisor = 6.0\n"
+     "[rope]\nbase = 10000000.0\n[moe]\nscore_order = \"after_top_k\"\n"},
     {"qwen3-30b-a3b", "Qwen3-30B-A3B, Parallel Folding section 4", 48, 2048, 32, 4, 768, 128, 8,
      false,
      "[model]\nvocab_size = 151936\nhead_size = 128\nqk_norm = \"head\"\n[rope]\nbase = "

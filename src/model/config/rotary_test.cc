@@ -100,7 +100,11 @@ TEST(Rotary, LatentAttentionScalesItsScoresByMscale) {
   config.rope.mscale_all_dims = 1;
   const double scale = 0.1 * std::log(40.0) + 1;
   EXPECT_NEAR(config.attention_scale(), scale * scale / std::sqrt(192.0), 1e-12);
+  config.attention_multiplier = 0.25;
+  EXPECT_NEAR(config.attention_scale(), scale * scale * 0.25, 1e-12);
   config.attention = AttentionKind::kStandard;
+  EXPECT_EQ(config.attention_scale(), 0.25);
+  config.attention_multiplier = 0;
   EXPECT_EQ(config.attention_scale(), 0);
 }
 

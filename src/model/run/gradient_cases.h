@@ -188,6 +188,33 @@ inline std::vector<Case> gradient_cases() {
                   c.qk_norm = QkNorm::kAll;
                   c.rope.fraction = 0.5;
                 }),
+      make_case("head_norm_after_rotation",
+                [](ModelConfig& c) {
+                  c.qk_norm = QkNorm::kHead;
+                  c.norm_after_rotation = true;
+                }),
+      make_case("all_heads_norm_after_rotation",
+                [](ModelConfig& c) {
+                  c.qk_norm = QkNorm::kAll;
+                  c.norm_after_rotation = true;
+                  c.rope.interleaved = true;
+                }),
+      make_case("multipliers",
+                [](ModelConfig& c) {
+                  c.embedding_multiplier = 3;
+                  c.residual_multiplier = 0.22;
+                  c.attention_multiplier = 0.3;
+                  c.logits_divisor = 1.5;
+                }),
+      make_case("multipliers_of_predicted_tokens",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 1;
+                  c.embedding_multiplier = 0.5;
+                  c.residual_multiplier = 0.7;
+                  c.logits_divisor = 3;
+                  c.tie_embeddings = false;
+                }),
+      make_case("softmax_with_expert_bias", [](ModelConfig& c) { c.moe.expert_bias = true; }),
       make_case("latent",
                 [](ModelConfig& c) {
                   c.attention = AttentionKind::kLatent;

@@ -74,11 +74,22 @@ std::vector<RouterSpec> published_specs() {
   const RouterSpec plain_sigmoid{.num_experts = 33, .top_k = 2, .score = ScoreFunction::kSigmoid};
   const RouterSpec gpt_oss{
       .num_experts = 32, .top_k = 4, .order = ScoreOrder::kAfterTopK, .logit_bias = true};
+  const RouterSpec ernie{
+      .num_experts = 64, .top_k = 6, .normalize_top_k = true, .expert_bias = true};
   const RouterSpec many_groups{.num_experts = 96, .top_k = 5, .num_groups = 48, .top_groups = 33};
-  return {of_size({}, 16, 1),    mixtral,           qwen,
-          deepseek_v2,           deepseek_v3,       plain_sigmoid,
-          many_groups,           of_size({}, 1, 1), of_size({}, 1024, 40),
-          of_size(qwen, 40, 40), gpt_oss,           of_size(gpt_oss, 128, 4)};
+  return {of_size({}, 16, 1),
+          mixtral,
+          qwen,
+          deepseek_v2,
+          deepseek_v3,
+          plain_sigmoid,
+          many_groups,
+          of_size({}, 1, 1),
+          of_size({}, 1024, 40),
+          of_size(qwen, 40, 40),
+          gpt_oss,
+          of_size(gpt_oss, 128, 4),
+          ernie};
 }
 
 class RouterCuda : public GpuTest {

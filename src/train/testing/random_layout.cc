@@ -210,6 +210,16 @@ void draw_biases(Draw& draw, RandomLayout& result) {
   if (draw.chance(4)) model.activation = Activation::kSwiGLUOai;
 }
 
+/// What scales hidden states, scores and logits, and when heads are normed.
+void draw_multipliers(Draw& draw, ModelConfig& model) {
+  model.norm_after_rotation = model.qk_norm != QkNorm::kNone && draw.chance(3);
+  if (!draw.chance(4)) return;
+  model.embedding_multiplier = draw.of({1.0, 3.0});
+  model.residual_multiplier = draw.of({1.0, 0.22});
+  model.attention_multiplier = draw.of({0.0, 0.125});
+  model.logits_divisor = draw.of({1.0, 6.0});
+}
+
 void draw_training(Draw& draw, RandomLayout& result) {
   Settings& settings = result.settings;
   const LayoutSpec& layout = settings.parallel.layout;
@@ -342,6 +352,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     ShardSettings& shard = result.settings.shard;
     shard.state_on_host = shard.scope != ShardScope::kFull && draw.chance(4);
     draw_biases(draw, result);
+    draw_multipliers(draw, result.settings.model);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -198,6 +198,38 @@ TEST(AnyLayouts, SpreadSinksAndBiases) {
   agrees({.cp = 2, .dp = 2, .etp = 2, .ep = 2}, 4);
 }
 
+/// The options of Granite and Hunyuan: multipliers at every end, norms of rotated heads.
+TEST(AnyLayouts, ScaleAndNormRotatedHeads) {
+  Settings settings = small_settings();
+  ModelConfig& model = settings.model;
+  model.num_heads = 4;
+  model.num_kv_heads = 2;
+  model.head_size = 8;
+  model.qk_norm = QkNorm::kHead;
+  model.norm_after_rotation = true;
+  model.embedding_multiplier = 3;
+  model.residual_multiplier = 0.22;
+  model.attention_multiplier = 0.125;
+  model.logits_divisor = 6;
+  model.moe.bias_update_speed = 0.01;
+  settings.data.sequence_length = 16;
+  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
+    settings.parallel.layout = layout;
+    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+    expect_agreement(settings, num_ranks);
+  };
+  agrees({.tp = 2}, 2);
+  agrees({.cp = 2}, 2);
+  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  model.qk_norm = QkNorm::kAll;
+  agrees({.tp = 4, .etp = 2}, 4);
+  settings.parallel.context = ContextExchange::kAllToAll;
+  settings.train.recompute = {"all"};
+  agrees({.tp = 2, .cp = 2, .ep = 4}, 4);
+  settings.parallel.attention = AttentionParallel::kUlysses;
+  agrees({.tp = 2}, 2);
+}
+
 /// TESSERA_LAYOUT_SEED=n runs that case alone.
 class AnyLayout : public ::testing::TestWithParam<uint64_t> {};
 

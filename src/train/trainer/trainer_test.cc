@@ -271,6 +271,18 @@ TEST(Generator, LogProbabilitiesWithSinksWindowsAndBiases) {
   });
 }
 
+/// As Granite and Hunyuan have them.
+TEST(Generator, LogProbabilitiesWithMultipliersAndNormsOfRotatedHeads) {
+  expect_cache_agrees([](ModelConfig& model) {
+    model.qk_norm = QkNorm::kHead;
+    model.norm_after_rotation = true;
+    model.embedding_multiplier = 3;
+    model.residual_multiplier = 0.4;
+    model.attention_multiplier = 0.2;
+    model.logits_divisor = 2;
+  });
+}
+
 TEST(SampleToken, CutsByTopKAndTopP) {
   const std::vector<double> logs = {std::log(0.1), std::log(0.5), std::log(0.3), std::log(0.1)};
   Random random(1, 1);
