@@ -11,6 +11,7 @@ existing folder's model in BF16 makes against its io.safetensors and grads.safet
 row of logits and of each gradient tensor. Needs torch and transformers 5.
 """
 import copy
+import json
 import math
 import pathlib
 import sys
@@ -51,11 +52,48 @@ CASES = {
         output_router_logits=True, router_aux_loss_coef=0.05,
         rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0,
                              truncate=False, original_max_position_embeddings=16))),
+    "kimi_k2": ("DeepseekV3", dict(
+        SMALL, **EXPERTS, **{**LATENT, "q_lora_rank": 20}, n_group=1, topk_group=1, routed_scaling_factor=2.827,
+        rope_parameters=dict(rope_type="yarn", rope_theta=50000.0, factor=32.0, mscale=1.0, mscale_all_dim=1.0,
+                             beta_fast=1.0, beta_slow=1.0, original_max_position_embeddings=16))),
+    "dots1": ("Dots1", dict(
+        SMALL, **EXPERTS, head_dim=12, n_routed_experts=8, n_shared_experts=2, n_group=2, topk_group=1,
+        num_hidden_layers=3, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.5,
+        attention_bias=True, sliding_window=6, max_window_layers=2)),
+    "solar_open": ("SolarOpen", dict(
+        {k: v for k, v in SMALL.items() if k != "intermediate_size"}, **EXPERTS, head_dim=12, n_routed_experts=8,
+        n_shared_experts=2, n_group=2, topk_group=1, routed_scaling_factor=1.3, attention_bias=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1e6))),
+    "minimax_m2": ("MiniMaxM2", dict(
+        {**SMALL, "intermediate_size": 16}, head_dim=12, num_local_experts=6, num_experts_per_tok=2,
+        rope_parameters=dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5))),
+    "ernie4_5_moe": ("Ernie4_5_Moe", dict(
+        SMALL, num_hidden_layers=4, moe_num_experts=8, moe_k=2, moe_intermediate_size=16, moe_num_shared_experts=2,
+        moe_layer_start_index=1, moe_layer_end_index=2, tie_word_embeddings=True)),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", dict(
+        {**SMALL, "intermediate_size": 24}, head_dim=12, num_experts=6, moe_topk=2, attention_bias=True,
+        rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=50.0, factor=1.0))),
+    "glm4_moe_lite": ("Glm4MoeLite", dict(
+        SMALL, **EXPERTS, **{**LATENT, "q_lora_rank": 20, "first_k_dense_replace": 1}, num_hidden_layers=3, n_group=2,
+        topk_group=1, routed_scaling_factor=1.8, mlp_layer_types=["dense", "sparse", "dense"])),
+    "granitemoe": ("GraniteMoe", dict(
+        {**SMALL, "intermediate_size": 16}, num_local_experts=6, num_experts_per_tok=2, embedding_multiplier=12.0,
+        logits_scaling=6.0, residual_multiplier=0.22, attention_multiplier=0.2, output_router_logits=True,
+        router_aux_loss_coef=0.05, tie_word_embeddings=True, attention_bias=True)),
+    "granitemoeshared": ("GraniteMoeShared", dict(
+        {**SMALL, "intermediate_size": 16}, num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=20,
+        embedding_multiplier=3.0, logits_scaling=0.5, residual_multiplier=0.6, attention_multiplier=0.5)),
+    "hy_v3": ("HYV3", dict(
+        SMALL, **EXPERTS, head_dim=12, num_experts=8, num_shared_experts=2, router_scaling_factor=1.7,
+        attention_bias=True, mlp_bias=True)),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
                                    rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=3.0))),
 }
+
+# Families of other names than transformers' class has.
+PUBLISHED_TYPES = {"kimi_k2": "kimi_k2"}
 
 
 def learning_rate(step, steps, warmup=3, peak=3e-3, floor=0.1):
@@ -99,7 +137,8 @@ def save_gradients(model, folder, file="grads.safetensors"):
 
 
 def train(model, batches):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     losses, norms, rates = [], [], []
     for step, ids in enumerate(batches):
         rates.append(learning_rate(step, len(batches)))
@@ -107,13 +146,19 @@ def train(model, batches):
         optimizer.zero_grad(set_to_none=False)
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
-        for parameter in model.parameters():  # an expert without tokens is decayed all the same
+        for parameter in trained:  # an expert without tokens is decayed all the same
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, 1.0))
         optimizer.step()
         losses.append(loss.detach())
     return torch.stack(losses), torch.stack(norms), torch.tensor(rates, dtype=torch.float64)
+
+
+def name_published(path, model_type):
+    config = json.loads(path.read_text())
+    config["model_type"] = model_type
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def make(case, root):
@@ -129,6 +174,8 @@ def make(case, root):
     ids = torch.randint(0, config.vocab_size, (2, 24), generator=generator)
     batches = torch.randint(0, config.vocab_size, (12, 2, 24), generator=generator)
     model.save_pretrained(folder)
+    if case in PUBLISHED_TYPES:
+        name_published(folder / "config.json", PUBLISHED_TYPES[case])
     output = model(input_ids=ids, labels=ids)
     output.loss.backward()
     save_gradients(model, folder)

@@ -131,7 +131,8 @@ TEST_P(RoundTrip, ReadsAndWritesFusedExperts) {
 TEST_P(RoundTrip, GivesBackBf16ThroughEitherPrecision) {
   LooseTensors narrow = read_loose(hf_fixture(GetParam()));
   for (auto& [name, tensor] : narrow) {
-    if (!name.ends_with("e_score_correction_bias")) tensor = convert_loose(tensor, DType::kBF16);
+    if (!name.ends_with("e_score_correction_bias") && !name.ends_with("mlp.expert_bias"))
+      tensor = convert_loose(tensor, DType::kBF16);
   }
   write_model(scratch_ / "bf16", GetParam(), narrow);
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
@@ -313,6 +314,17 @@ TEST_F(Refusal, LeavesMultiTokenPredictionOutOnlyWhenAskedTo) {
   export_plain(scratch_ / "own", scratch_ / "back", read_hf_config(hf_fixture("deepseek_v3")).model,
                DType::kF32);
   EXPECT_EQ(read_loose(scratch_ / "back"), plain);
+}
+
+TEST_F(Refusal, LeavesErniesMultiTokenPredictionOutOnlyWhenAskedTo) {
+  LooseTensors tensors = read_loose(hf_fixture("ernie4_5_moe"));
+  tensors["model.mtp_emb_norm.0.weight"] = tensors.at("model.norm.weight");
+  write_model(scratch_ / "source", "ernie4_5_moe", tensors);
+  EXPECT_THAT(import_error(scratch_ / "source"),
+              AllOf(HasSubstr("--drop-mtp"), HasSubstr("model.mtp_emb_norm.0.weight")));
+  const auto report = import_plain(scratch_ / "source", scratch_ / "own",
+                                   [](ImportRequest& request) { request.drop_mtp = true; });
+  EXPECT_THAT(report.notes, ::testing::Contains(HasSubstr("1 tensors of multi-token prediction")));
 }
 
 TEST_F(Refusal, TiedTablesMustBeEqualWhereBothAreStored) {

@@ -101,27 +101,29 @@ void decide_layout(const ExportRequest& request, Export& work) {
     work.record.dtype = *request.options.dtype;
     work.record.other_dtypes.clear();
   }
-  const bool alternating = work.family->expert_tensors == ExpertTensors::kAlternating;
-  require(!alternating || request.fused_experts.value_or(true),
+  const bool one_tensor = work.family->expert_tensors != ExpertTensors::kPlain;
+  require(!one_tensor || request.fused_experts.value_or(true),
           "the experts of model type '{}' are in one tensor for each layer; leave --experts split "
           "out",
           work.family->model_type);
-  if (alternating) work.record.layout.fused_experts = true;
-  if (request.fused_experts) {
+  if (one_tensor) {
+    work.record.layout.fused_experts = true;
+    work.record.layout.plain_moe_name = false;
+  } else if (request.fused_experts) {
     work.record.layout.fused_experts = *request.fused_experts;
     work.record.layout.plain_moe_name = *request.fused_experts && work.family->moe_name != "mlp";
   }
 }
 
 /// transformers keeps this one in F32 whatever the others are.
-bool stays_f32(const std::string& name) {
-  return name.ends_with("e_score_correction_bias");
+bool stays_f32(const Family& family, const std::string& name) {
+  return family.has_correction_bias() && name.ends_with(family.correction_name);
 }
 
 void choose_types(Export& work, bool from_record) {
   for (MappedTensor& tensor : work.map.hf) {
     tensor.dtype = work.record.dtype_of(tensor.name);
-    if (!from_record && stays_f32(tensor.name)) tensor.dtype = DType::kF32;
+    if (!from_record && stays_f32(*work.family, tensor.name)) tensor.dtype = DType::kF32;
   }
 }
 

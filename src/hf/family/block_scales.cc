@@ -59,7 +59,9 @@ std::optional<BlockScales> read_block_scales(const json& value, std::string_view
           "{}: '{}' has quant_method {}, and only \"fp8\" with scales of blocks and \"mxfp4\" are "
           "supported; convert the model to BF16 or F32 first",
           where, kKey, method);
-  check_keys(value, known_keys(), where);
+  json named = value;
+  if (named.value("fmt", json()) == "float8_e4m3fn") named["fmt"] = "e4m3";  // PyTorch's name
+  check_keys(named, known_keys(), where);
   const json sizes = value.value("weight_block_size", json());
   require(sizes.is_array() && sizes.size() == 2,
           "{}: '{}' has weight_block_size {}; expected two sizes, such as [128, 128], since other "

@@ -79,9 +79,16 @@ json fixed_values(const Family& family) {
   return fixed;
 }
 
+bool is_allowed(const json& value, const json& allowed) {
+  if (value.is_null() || value == allowed) return true;
+  if (!allowed.is_object()) return false;
+  const json& any = allowed.at("any");
+  return std::ranges::find(any, value) != any.end();
+}
+
 void check_fixed(const std::string& key, const json& value, const json& allowed,
                  std::string_view where) {
-  if (value.is_null() || value == allowed) return;
+  if (is_allowed(value, allowed)) return;
   require(key != "compression_config",
           "{}: '{}' says that the weights are quantized, which is not supported; convert the model "
           "to BF16 or F32 first",
@@ -89,7 +96,8 @@ void check_fixed(const std::string& key, const json& value, const json& allowed,
   user_error(
       "{}: '{}' is {}, and only {} is supported here; the model would compute something "
       "else",
-      where, key, quote_for_message(value.dump()), allowed.dump());
+      where, key, quote_for_message(value.dump()),
+      allowed.is_object() ? allowed.at("any").dump() : allowed.dump());
 }
 
 [[noreturn]] void refuse_unknown(const std::string& key, const json& known, const Family& family,
@@ -104,6 +112,23 @@ void check_fixed(const std::string& key, const json& value, const json& allowed,
 
 bool is_expert_count(std::string_view key) {
   return std::ranges::find(kExpertCountKeys, key) != kExpertCountKeys.end();
+}
+
+/// The key that a file's name stands for. transformers takes the common names of counts beside a
+/// family's own, of other values the family's alone; "" for the other.
+std::string read_key(const Family& family, const std::string& name) {
+  const json renamed = parse_literal(family.renamed);
+  if (renamed.contains(name)) return renamed[name].get<std::string>();
+  const std::string key(canonical_key(family, name));
+  const bool common = is_expert_count(name) || name == "num_experts_per_tok";
+  return common || std::ranges::find(renamed, json(name)) == renamed.end() ? key : "";
+}
+
+/// The value of every layer where a list says it of each.
+json joined_list(const json& value) {
+  const bool equal = value.is_array() && !value.empty() &&
+                     std::ranges::all_of(value, [&](const json& v) { return v == value[0]; });
+  return equal ? value[0] : value;
 }
 
 }  // namespace
@@ -128,6 +153,14 @@ std::string_view canonical_key(const Family& family, std::string_view key) {
     if (family.has_key(name)) return name;
   }
   return key;
+}
+
+std::string file_key(const Family& family, std::string_view key) {
+  const json renamed = parse_literal(family.renamed);
+  for (const auto& [name, canonical] : renamed.items()) {
+    if (canonical == key) return name;
+  }
+  return std::string(key);
 }
 
 ConfigJson::ConfigJson(std::string_view text, std::string where) : where_(std::move(where)) {
@@ -156,9 +189,13 @@ void ConfigJson::merge(const json& file) {
   json values = family_defaults(*family_);
   const json known = values;
   const json fixed = fixed_values(*family_);
+  const json unused = parse_literal(family_->unused);
   json given = json::object();
-  for (const auto& [name, value] : file.items()) {
-    const std::string key(canonical_key(*family_, name));
+  for (const auto& [name, found] : file.items()) {
+    const std::string key = read_key(*family_, name);
+    const bool listed =
+        family_->listed_counts && (is_expert_count(key) || key == "num_experts_per_tok");
+    const json value = listed ? joined_list(found) : found;
     if (known.contains(key)) {
       require(!given.contains(key) || given[key] == value,
               "{}: '{}' and another name of the same value differ", where_, name);
@@ -166,7 +203,8 @@ void ConfigJson::merge(const json& file) {
       values[key] = value;
     } else if (fixed.contains(key)) {
       check_fixed(key, value, fixed[key], where_);
-    } else if (std::ranges::find(kHarmless, name) != kHarmless.end()) {
+    } else if (std::ranges::find(kHarmless, name) != kHarmless.end() ||
+               std::ranges::find(unused, json(name)) != unused.end()) {
       continue;
     } else if (family_->attention == AttentionKind::kLatent &&
                (name == "head_dim" || name == "qk_head_dim")) {
@@ -184,6 +222,10 @@ const json& ConfigJson::value(std::string_view key) const {
   return found == values_->end() ? kNull : *found;
 }
 
+std::string ConfigJson::spelled(std::string_view key) const {
+  return file_key(*family_, key);
+}
+
 bool ConfigJson::has(std::string_view key) const {
   return values_->contains(key);
 }
@@ -197,7 +239,7 @@ int64_t ConfigJson::size(std::string_view key, int64_t min) const {
   const json& found = value(key);
   const bool fits = found.is_number_unsigned() && found.get<uint64_t>() <= uint64_t{kMax};
   require(fits && found.get<int64_t>() >= min,
-          "{}: '{}' must be an integer of at least {}, found {}", where_, key, min,
+          "{}: '{}' must be an integer of at least {}, found {}", where_, spelled(key), min,
           quote_for_message(found.dump()));
   return found.get<int64_t>();
 }
@@ -209,20 +251,20 @@ std::optional<int64_t> ConfigJson::optional_size(std::string_view key, int64_t m
 
 double ConfigJson::number(std::string_view key) const {
   const json& found = value(key);
-  require(found.is_number(), "{}: '{}' must be a number, found {}", where_, key,
+  require(found.is_number(), "{}: '{}' must be a number, found {}", where_, spelled(key),
           quote_for_message(found.dump()));
   return found.get<double>();
 }
 
 bool ConfigJson::flag(std::string_view key) const {
   const json& found = value(key);
-  require(found.is_boolean(), "{}: '{}' must be true or false, found {}", where_, key,
+  require(found.is_boolean(), "{}: '{}' must be true or false, found {}", where_, spelled(key),
           quote_for_message(found.dump()));
   return found.get<bool>();
 }
 
 const std::string& ConfigJson::text(std::string_view key) const {
-  return json_text(value(key), key, where_);
+  return json_text(value(key), spelled(key), where_);
 }
 
 }  // namespace tessera

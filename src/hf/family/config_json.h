@@ -21,6 +21,8 @@ class ConfigJson {
 
   const Family& family() const { return *family_; }
   const std::string& where() const { return where_; }
+  /// The name that the family's files have for a key, for messages.
+  std::string spelled(std::string_view key) const;
   /// Whether the family knows the key, or the file has it.
   bool has(std::string_view key) const;
   /// A missing key counts as null.
@@ -45,5 +47,7 @@ class ConfigJson {
 /// The names by which one and the same value goes in different families, e.g. of the number of
 /// experts; the one that `family` declares.
 std::string_view canonical_key(const Family& family, std::string_view key);
+/// The name that files of `family` have for a key that it reads.
+std::string file_key(const Family& family, std::string_view key);
 
 }  // namespace tessera

@@ -21,6 +21,7 @@ enum class WindowRule {
   kLaterLayers,  ///< by `layer_types`; without it, switched layers from `max_window_layers` on
   kEvenLayers,   ///< by `layer_types`; without it, switched even layers below `max_window_layers`
   kAlternating,  ///< by `layer_types`; without it, even layers
+  kLastLayers,   ///< by `layer_types`; without it, layers from `max_window_layers` on
 };
 
 /// How the router's logits become choices and probabilities.
@@ -28,6 +29,7 @@ enum class RouterRule {
   kSoftmax,        ///< the best of a softmax, normalized if `norm_topk_prob`
   kGroupMax,       ///< DeepSeek-V2: by `topk_method`, never normalized
   kBiasedSigmoid,  ///< DeepSeek-V3: sigmoid, correction bias, groups by their two best
+  kBiasedSoftmax,  ///< ERNIE 4.5: a softmax's with a correction bias, always normalized
 };
 
 /// How the tensors of experts lie.
@@ -36,6 +38,9 @@ enum class ExpertTensors {
   /// gpt-oss: all of a layer in one [E, inputs, outputs], gates and the others in turn; with
   /// biases, as the router has one
   kAlternating,
+  /// Granite: all of a layer in "input_linear" [E, gates and others, inputs] and "output_linear";
+  /// so is the shared expert, which stands beside the MoE layer
+  kLinears,
 };
 
 struct Family {
@@ -43,24 +48,38 @@ struct Family {
   std::string_view architecture;
   /// A JSON object of the keys that the family reads, with transformers' defaults.
   std::string_view defaults;
-  /// A JSON object of keys that may only have these values.
+  /// A JSON object of keys that may only have these values, or one of those in {"any": [...]}.
   std::string_view fixed = "{}";
+  /// A JSON list of keys that files of the family have and that change nothing in transformers.
+  std::string_view unused = "[]";
+  /// A JSON object from names that only this family has to those by which it is read.
+  std::string_view renamed = "{}";
   AttentionKind attention = AttentionKind::kStandard;
   bool interleaved = false;  ///< rotary pairs are neighbours
   QkNorm qk_norm = QkNorm::kNone;
+  bool norm_after_rotation = false;
   bool qkv_bias = false;     ///< biases in any case, not by `attention_bias` or `qkv_bias`
   bool output_bias = false;  ///< `attention_bias` is also of the output projection
   bool attention_sinks = false;
   bool clamped_swiglu = false;  ///< instead of what `hidden_act` says
+  bool listed_counts = false;   ///< numbers of experts may be lists of one number for each layer
+  bool base_alpha = false;      ///< the rotation's base may grow by an `alpha` (rope_json.cc)
+  bool one_shared = false;      ///< a shared expert of the experts' inner size, which no key says
   WindowRule window = WindowRule::kNone;
   RouterRule router = RouterRule::kSoftmax;
   ExpertTensors expert_tensors = ExpertTensors::kPlain;
   std::string_view moe_name = "mlp";
   std::string_view router_name = "gate";
+  std::string_view correction_name = "gate.e_score_correction_bias";
   std::array<std::string_view, 3> expert_names = {"gate_proj", "up_proj", "down_proj"};
   std::string_view shared_name = "shared_experts";
+  std::array<std::string_view, 2> norm_names = {"q_norm", "k_norm"};
 
+  /// Whether the family reads what is named so, under whatever name its files have for it.
   bool has_key(std::string_view key) const;
+  bool has_correction_bias() const {
+    return router == RouterRule::kBiasedSigmoid || router == RouterRule::kBiasedSoftmax;
+  }
   bool is_moe() const { return has_key("num_experts_per_tok"); }
 };
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 json fixture_json(const std::string& name) {
   std::ifstream file(hf_fixture(name) / "config.json");
@@ -153,6 +155,12 @@ TEST(HfConfig, SlidingWindowsFollowEachFamilysRule) {
   config["layer_types"] = {"full_attention", "sliding_attention"};
   EXPECT_THROW(parse(config), UserError) << "a layer without its window";
 
+  config = fixture_json("dots1");
+  config.erase("layer_types");
+  EXPECT_THAT(parse(config).window_layers, ElementsAre(2)) << "the last, without a switch";
+  config["sliding_window"] = nullptr;
+  EXPECT_EQ(parse(config).window, 0);
+
   config = fixture_json("mixtral");
   config["sliding_window"] = 8;
   EXPECT_EQ(parse(config).window, 8);
@@ -171,6 +179,75 @@ TEST(HfConfig, DeepseekV2IgnoresWhatTransformersIgnores) {
   config["topk_method"] = "group_limited_greedy";
   EXPECT_EQ(parse(config).moe.num_groups, 4);
   EXPECT_EQ(parse(config).moe.group_score, GroupScore::kMax);
+}
+
+TEST(HfConfig, ErnieHasExpertsInARangeOfLayers) {
+  json config = fixture_json("ernie4_5_moe");
+  EXPECT_EQ(parse(config).moe.first_dense_layers, 1);
+  EXPECT_THAT(parse(config).moe.dense_layers, ElementsAre(3));
+  config["moe_layer_end_index"] = -1;
+  EXPECT_THAT(parse(config).moe.dense_layers, IsEmpty()) << "to the last layer";
+  config["moe_layer_start_index"] = 0;
+  config["moe_layer_interval"] = 2;
+  EXPECT_EQ(parse(config).num_moe_layers(), 2) << "counted from the first layer of all";
+  EXPECT_TRUE(parse(config).is_moe_layer(1) && parse(config).is_moe_layer(3));
+  config["moe_num_shared_experts"] = 0;
+  EXPECT_EQ(parse(config).moe.shared_inner_size, 0);
+}
+
+TEST(HfConfig, DenseLayersMayBeListed) {
+  json config = fixture_json("glm4_moe_lite");
+  EXPECT_EQ(parse(config).moe.first_dense_layers, 1);
+  EXPECT_THAT(parse(config).moe.dense_layers, ElementsAre(2));
+  config.erase("mlp_layer_types");
+  EXPECT_EQ(parse(config).num_moe_layers(), 2) << "all but the first";
+}
+
+TEST(HfConfig, HunyuanListsOneNumberForEachLayer) {
+  json config = fixture_json("hunyuan_v1_moe");
+  const ModelConfig model = parse(config);
+  EXPECT_EQ(model.moe.shared_inner_size, model.moe.inner_size);
+  EXPECT_TRUE(model.norm_after_rotation);
+  config["moe_topk"] = {2, 2};
+  config["num_experts"] = {6, 6};
+  EXPECT_THAT(find_differences(parse(config), model), IsEmpty());
+  EXPECT_THAT(error_with("hunyuan_v1_moe", "moe_topk", {2, 1}), HasSubstr("'moe_topk'"));
+}
+
+TEST(HfConfig, HunyuansAlphaStretchesTheBase) {
+  json config = fixture_json("hunyuan_v1_moe");
+  EXPECT_NEAR(parse(config).rope.base, 10000 * std::pow(50.0, 12.0 / 10.0), 1e-6);
+  EXPECT_EQ(parse(config).rope.scaling, RopeScaling::kNone);
+  config["rope_parameters"] = {{"rope_type", "dynamic"}, {"factor", 2.0}};
+  EXPECT_EQ(parse(config).rope.scaling, RopeScaling::kDynamic) << "without an alpha";
+  EXPECT_THAT(error_with("llama", "rope_scaling", {{"type", "dynamic"}, {"alpha", 50.0}}),
+              HasSubstr("'alpha' is not supported"));
+}
+
+TEST(HfConfig, RotaryDimIsAPartOfTheHead) {
+  json config = fixture_json("minimax_m2");
+  EXPECT_EQ(parse(config).rope.fraction, 0.5);
+  config["rope_parameters"].erase("partial_rotary_factor");
+  EXPECT_EQ(parse(config).rope.fraction, 1.0);
+  config["rotary_dim"] = 4;
+  EXPECT_EQ(parse(config).rotary_dim(), 4);
+  config["rotary_dim"] = 16;
+  EXPECT_THROW(parse(config), UserError) << "of heads of 12";
+}
+
+TEST(HfConfig, GranitesMultipliers) {
+  const ModelConfig model = parse(fixture_json("granitemoe"));
+  EXPECT_EQ(model.embedding_multiplier, 12);
+  EXPECT_EQ(model.residual_multiplier, 0.22);
+  EXPECT_EQ(model.attention_multiplier, 0.2);
+  EXPECT_EQ(model.logits_divisor, 6);
+  EXPECT_EQ(parse({{"model_type", "granitemoe"}}).attention_multiplier, 1) << "by default";
+  ModelConfig plain = model;
+  plain.attention_multiplier = 0;
+  EXPECT_THAT(inexpressible(find_family("granitemoe"), plain), IsEmpty());
+  EXPECT_THAT(inexpressible(find_family("mixtral"), model), Not(IsEmpty()));
+  EXPECT_THAT(error_with("granitemoe", "logits_scaling", 0.0), HasSubstr("'logits_scaling'"));
+  EXPECT_THAT(error_with("granitemoe", "embedding_multiplier", 1e9), HasSubstr("from 1e-06 to"));
 }
 
 TEST(HfConfig, YarnWithoutLengthsTakesThemFromTheContext) {
@@ -200,7 +277,25 @@ TEST(HfConfigRefusal, NamesUnknownKeys) {
   EXPECT_THAT(error_with("llama", "rms_norm_epz", 2.0), HasSubstr("did you mean 'rms_norm_eps'"));
 }
 
+TEST(HfConfigRefusal, NamesKeysByTheFamilysSpelling) {
+  EXPECT_THAT(error_with("ernie4_5_moe", "moe_k", 0), HasSubstr("'moe_k'"));
+  EXPECT_THAT(error_with("ernie4_5_moe", "moe_num_experts", "a"), HasSubstr("'moe_num_experts'"));
+  EXPECT_THAT(error_with("hy_v3", "router_scaling_factor", "a"),
+              HasSubstr("'router_scaling_factor'"));
+  EXPECT_THAT(error_with("hy_v3", "n_shared_experts", 1),
+              HasSubstr("'n_shared_experts' is unknown"));
+  EXPECT_THAT(error_with("ernie4_5_moe", "num_experts", 4), HasSubstr("differ"));
+}
+
 TEST(HfConfigRefusal, NamesValuesThatChangeTheResult) {
+  EXPECT_THAT(error_with("dots1", "scoring_func", "softmax"),
+              HasSubstr(R"(only ["sigmoid","noaux_tc"] is supported)"));
+  EXPECT_THAT(error_with("dots1", "scoring_func", "noaux_tc"), "no error");
+  EXPECT_THAT(error_with("ernie4_5_moe", "use_bias", true), HasSubstr("'use_bias' is 'true'"));
+  EXPECT_THAT(error_with("minimax_m2", "output_router_logits", true), HasSubstr("router_logits"));
+  EXPECT_THAT(error_with("glm4_moe_lite", "mlp_layer_types", {"dense", "dense", "moe"}),
+              HasSubstr("mlp_layer_types"));
+  EXPECT_THAT(error_with("glm4_moe_lite", "first_k_dense_replace", 2), HasSubstr("first_k_dense"));
   EXPECT_THAT(error_with("olmoe", "clip_qkv", 8.0), HasSubstr("'clip_qkv' is '8.0'"));
   EXPECT_THAT(error_with("llama", "attention_dropout", 0.1), HasSubstr("'attention_dropout'"));
   EXPECT_THAT(error_with("mixtral", "router_jitter_noise", 0.1), HasSubstr("router_jitter_noise"));

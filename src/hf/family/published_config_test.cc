@@ -33,7 +33,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Published{"dsv2lite.json", 15.7}, Published{"dsv3.json", 671},
                       Published{"glm45air.json", 106.9}, Published{"llama31.json", 8.03},
                       Published{"qwen3-8b.json", 8.19}, Published{"mistral.json", 7.24},
-                      Published{"gptoss20b.json", 20.91}, Published{"gptoss120b.json", 116.83}),
+                      Published{"gptoss20b.json", 20.91}, Published{"gptoss120b.json", 116.83},
+                      Published{"kimik2.json", 1026}, Published{"moonlight.json", 15.96},
+                      Published{"dotsllm1.json", 142.8}, Published{"minimaxm2.json", 228.7},
+                      Published{"ernie45-21b.json", 21.83}, Published{"hunyuan-a13b.json", 80.4},
+                      Published{"glm47flash.json", 29.9}, Published{"granite31-3b.json", 3.3}),
     [](const auto& info) { return "Config" + std::to_string(info.index); });
 
 }  // namespace

@@ -16,8 +16,8 @@ using nlohmann::json;
 /// A size that a configuration of Tessera may have too.
 int64_t bounded(const ConfigJson& config, std::string_view key, int64_t least, int64_t most) {
   const int64_t found = config.size(key, least);
-  require(found <= most, "{}: '{}' is {}, at most {} are supported", config.where(), key, found,
-          most);
+  require(found <= most, "{}: '{}' is {}, at most {} are supported", config.where(),
+          config.spelled(key), found, most);
   return found;
 }
 
@@ -57,6 +57,21 @@ double positive(const ConfigJson& config, std::string_view key) {
   return value;
 }
 
+/// Granite's multipliers, where the family has them.
+void read_multipliers(const ConfigJson& config, ModelConfig& model) {
+  const auto read = [&](const char* key, double& to) {
+    if (!config.family().has_key(key)) return;
+    to = positive(config, key);
+    require(to >= kMinMultiplier && to <= kMaxMultiplier,
+            "{}: '{}' is {}; it must be from {} to {}", config.where(), key, to, kMinMultiplier,
+            kMaxMultiplier);
+  };
+  read("embedding_multiplier", model.embedding_multiplier);
+  read("residual_multiplier", model.residual_multiplier);
+  read("attention_multiplier", model.attention_multiplier);
+  read("logits_scaling", model.logits_divisor);
+}
+
 /// The row of the embedding that PyTorch keeps out of training; negative ids count from the end.
 int64_t read_padding_token(const ConfigJson& config, int64_t vocab_size) {
   if (config.is_null("pad_token_id")) return -1;
@@ -82,6 +97,7 @@ void read_shape(const ConfigJson& config, ModelConfig& model) {
           model.norm_eps);
   model.tie_embeddings = config.flag("tie_word_embeddings");
   read_deviation(config, model);
+  read_multipliers(config, model);
 }
 
 void read_heads(const ConfigJson& config, ModelConfig& model) {
@@ -94,6 +110,7 @@ void read_heads(const ConfigJson& config, ModelConfig& model) {
           model.hidden_size, model.num_heads);
   model.head_size = head_size.value_or(model.hidden_size / model.num_heads);
   model.qk_norm = family.qk_norm;
+  model.norm_after_rotation = family.norm_after_rotation;
   if (family.has_key("use_qk_norm") && config.flag("use_qk_norm")) model.qk_norm = QkNorm::kHead;
 }
 
@@ -171,7 +188,7 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
   const WindowRule rule = config.family().window;
   if (rule == WindowRule::kNone) return;
   const bool switched = rule == WindowRule::kSize || rule == WindowRule::kAlternating ||
-                        config.flag("use_sliding_window");
+                        rule == WindowRule::kLastLayers || config.flag("use_sliding_window");
   const bool has_window = switched && !config.is_null("sliding_window");
   if (rule == WindowRule::kSize || rule == WindowRule::kSwitched) {
     if (has_window) model.window = bounded(config, "sliding_window", 1, kMaxLength);
@@ -183,14 +200,60 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
   if (!listed && has_window) layers = default_window_layers(config, model.num_layers);
   require(layers.empty() || has_window,
           "{}: 'layer_types' lists sliding_attention, but there is no window: set {}sliding_window",
-          config.where(), rule == WindowRule::kAlternating ? "" : "use_sliding_window and ");
+          config.where(),
+          config.family().has_key("use_sliding_window") ? "use_sliding_window and " : "");
   if (has_window)
     set_window(model, bounded(config, "sliding_window", 1, kMaxLength), std::move(layers));
+}
+
+/// Makes the layers without experts those for which `is_dense` holds.
+template <typename Predicate>
+void set_dense_layers(ModelConfig& model, Predicate is_dense) {
+  MoeConfig& moe = model.moe;
+  moe.first_dense_layers = 0;
+  while (moe.first_dense_layers < model.num_layers && is_dense(moe.first_dense_layers))
+    ++moe.first_dense_layers;
+  for (int64_t layer = moe.first_dense_layers; layer < model.num_layers; ++layer) {
+    if (is_dense(layer)) moe.dense_layers.push_back(layer);
+  }
+}
+
+/// By a list of one type for each layer; without it, the first layer is dense.
+void read_mlp_types(const ConfigJson& config, ModelConfig& model) {
+  if (config.is_null("mlp_layer_types")) {
+    set_dense_layers(model, [](int64_t layer) { return layer == 0; });
+    return;
+  }
+  const json& types = config.value("mlp_layer_types");
+  require(types.is_array() && std::cmp_equal(types.size(), model.num_layers),
+          "{}: 'mlp_layer_types' must be a list of one type for each of the {} layers",
+          config.where(), model.num_layers);
+  for (const json& type : types) {
+    require(type == "dense" || type == "sparse",
+            "{}: the type {} in mlp_layer_types is not supported; supported are dense and sparse",
+            config.where(), quote_for_message(type.dump()));
+  }
+  set_dense_layers(model, [&](int64_t layer) { return types[layer] == "dense"; });
+}
+
+/// ERNIE's rule: every n-th layer counted from the first of all, of those from a start to an end.
+void read_moe_range(const ConfigJson& config, ModelConfig& model) {
+  const int64_t start = bounded(config, "moe_layer_start_index", 0, kMaxLayers);
+  const int64_t interval = bounded(config, "moe_layer_interval", 1, kMaxLayers);
+  const bool to_last =
+      config.is_null("moe_layer_end_index") || config.value("moe_layer_end_index") == -1;
+  const int64_t end =
+      to_last ? model.num_layers - 1 : bounded(config, "moe_layer_end_index", 0, kMaxLayers);
+  set_dense_layers(model, [=](int64_t layer) {
+    return (layer + 1) % interval != 0 || layer < start || layer > end;
+  });
 }
 
 void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
   const Family& family = config.family();
   MoeConfig& moe = model.moe;
+  if (family.has_key("mlp_layer_types")) return read_mlp_types(config, model);
+  if (family.has_key("moe_layer_start_index")) return read_moe_range(config, model);
   if (family.has_key("first_k_dense_replace")) {
     moe.first_dense_layers = bounded(config, "first_k_dense_replace", 0, kMaxLayers);
   }
@@ -236,11 +299,12 @@ void read_router(const ConfigJson& config, MoeConfig& moe, std::vector<std::stri
     moe.score_scale = positive(config, "routed_scaling_factor");
   }
   if (family.router == RouterRule::kGroupMax) read_group_max(config, moe, notes);
+  moe.expert_bias = family.has_correction_bias();
   if (family.router == RouterRule::kBiasedSigmoid) {
     moe.score = ScoreFunction::kSigmoid;
     moe.group_score = GroupScore::kTopTwoSum;
-    moe.expert_bias = true;
-    read_groups(config, moe);
+    const bool one_group = config.is_null("n_group") && config.is_null("topk_group");
+    if (!one_group) read_groups(config, moe);
   }
 }
 
@@ -258,11 +322,15 @@ void read_balance(const ConfigJson& config, MoeConfig& moe) {
 void read_shared(const ConfigJson& config, MoeConfig& moe) {
   const Family& family = config.family();
   if (family.has_key("n_shared_experts")) {
-    moe.shared_inner_size = bounded(config, "n_shared_experts", 1, kMaxWidth) * moe.inner_size;
+    const int64_t least = family.router == RouterRule::kBiasedSoftmax ? 0 : 1;
+    moe.shared_inner_size = bounded(config, "n_shared_experts", least, kMaxWidth) * moe.inner_size;
     require(moe.shared_inner_size <= kMaxWidth,
-            "{}: 'n_shared_experts' of inner size {} make one of {}; at most {} is supported",
-            config.where(), moe.inner_size, moe.shared_inner_size, kMaxWidth);
+            "{}: '{}' of inner size {} make one of {}; at most {} is supported", config.where(),
+            config.spelled("n_shared_experts"), moe.inner_size, moe.shared_inner_size, kMaxWidth);
   }
+  if (family.one_shared) moe.shared_inner_size = moe.inner_size;
+  if (family.has_key("shared_intermediate_size"))
+    moe.shared_inner_size = bounded(config, "shared_intermediate_size", 0, kMaxWidth);
   if (family.has_key("shared_expert_intermediate_size")) {
     moe.shared_inner_size = bounded(config, "shared_expert_intermediate_size", 1, kMaxWidth);
     moe.shared_gate = true;
@@ -287,8 +355,10 @@ void read_moe(const ConfigJson& config, ModelConfig& model, std::vector<std::str
   read_balance(config, moe);
 }
 
+/// OLMoE's norms are of the hidden size.
 void check_olmoe_heads(const ConfigJson& config, const ModelConfig& model) {
-  require(model.qk_norm != QkNorm::kAll || model.num_heads * model.head_dim() == model.hidden_size,
+  require(model.qk_norm != QkNorm::kAll || config.family().has_key("head_dim") ||
+              model.num_heads * model.head_dim() == model.hidden_size,
           "{}: {} heads of {} elements do not make hidden_size {}", config.where(), model.num_heads,
           model.head_dim(), model.hidden_size);
 }

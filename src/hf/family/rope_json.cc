@@ -1,6 +1,7 @@
 #include "hf/family/rope_json.h"
 
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/config/strict_json.h"
@@ -36,12 +37,14 @@ const std::vector<std::string> kKnownKeys = {"rope_theta",
                                              "mscale",
                                              "mscale_all_dim",
                                              "low_freq_factor",
+                                             "alpha",
                                              "high_freq_factor"};
 
 /// The object of rope parameters with getters that take "missing" and null as one.
 class RopeJson {
  public:
-  RopeJson(json values, std::string where) : values_(std::move(values)), where_(std::move(where)) {
+  RopeJson(json values, std::string where, const Family& family)
+      : values_(std::move(values)), where_(std::move(where)) {
     require(values_.is_object(), "{} must be an object, found {}", where_,
             quote_for_message(values_.dump()));
     for (const auto& [key, value] : values_.items()) {
@@ -49,6 +52,9 @@ class RopeJson {
               "{}: the key {} is not supported{}", where_, quote_for_message(key),
               did_you_mean(key, kKnownKeys));
     }
+    require(family.base_alpha || !has("alpha"),
+            "{}: 'alpha' is not supported for model type '{}', where transformers ignores it",
+            where_, family.model_type);
   }
 
   const std::string& where() const { return where_; }
@@ -112,9 +118,9 @@ RopeJson rope_object(const ConfigJson& config) {
   const char* key = use_scaling ? "rope_scaling" : "rope_parameters";
   const std::string where = config.where() + ": " + key;
   const json& given = config.value(key);
-  if (given.is_null()) return {json::object(), where};
-  if (!given.is_object()) return {given, where};
-  return {join_layer_types(given, where), where};
+  if (given.is_null()) return {json::object(), where, config.family()};
+  if (!given.is_object()) return {given, where, config.family()};
+  return {join_layer_types(given, where), where, config.family()};
 }
 
 int64_t to_length(const RopeJson& rope, const char* key) {
@@ -163,11 +169,37 @@ double read_base(const ConfigJson& config, const RopeJson& json) {
   return base;
 }
 
+/// Elements of a head of standard attention.
+double head_size(const ConfigJson& config) {
+  if (!config.is_null("head_dim")) return static_cast<double>(config.size("head_dim"));
+  return static_cast<double>(config.size("hidden_size") / config.size("num_attention_heads"));
+}
+
+/// Hunyuan's fixed "NTK-aware" stretch of the base, which its files call dynamic though it does not
+/// depend on the sequence's length.
+bool has_alpha(const RopeJson& json) {
+  return json.scaling() == RopeScaling::kDynamic && json.number("alpha", 0) != 0;
+}
+
+double stretched_base(const ConfigJson& config, const RopeJson& json, double base) {
+  const double alpha = json.positive("alpha");
+  const double size = head_size(config);
+  require(size > 2, "{}: 'alpha' needs heads of more than 2 elements", json.where());
+  const double stretched = base * std::pow(alpha, size / (size - 2));
+  require(std::isfinite(stretched) && stretched > 1,
+          "{}: 'alpha' {} makes {} of the base {}; it must be above 1", json.where(), alpha,
+          stretched, base);
+  return stretched;
+}
+
 double read_fraction(const ConfigJson& config, const RopeJson& json) {
   const bool supported = config.family().has_key("partial_rotary_factor");
-  double fraction = supported && !config.is_null("partial_rotary_factor")
-                        ? config.number("partial_rotary_factor")
-                        : 1.0;
+  double fraction = 1.0;
+  if (supported && !config.is_null("partial_rotary_factor")) {
+    fraction = config.number("partial_rotary_factor");
+  } else if (!config.is_null("rotary_dim")) {
+    fraction = static_cast<double>(config.size("rotary_dim")) / head_size(config);
+  }
   fraction = json.number("partial_rotary_factor", fraction);
   require(fraction > 0 && fraction <= 1, "{}: 'partial_rotary_factor' must be in (0, 1], found {}",
           json.where(), fraction);
@@ -192,6 +224,10 @@ RopeConfig read_rope(const ConfigJson& config) {
   rope.base = read_base(config, json);
   rope.fraction = read_fraction(config, json);
   rope.interleaved = is_interleaved(config);
+  if (has_alpha(json)) {
+    rope.base = stretched_base(config, json, rope.base);
+    return rope;
+  }
   rope.scaling = json.scaling();
   if (rope.scaling == RopeScaling::kNone) return rope;
   if (rope.scaling != RopeScaling::kYarn || json.has("factor")) rope.factor = json.number("factor");

@@ -119,9 +119,10 @@ class MapBuilder {
       link_vector(hf_ + "self_attn.sinks", model_.num_heads, own_ + "attn.sinks");
     if (model_.qk_norm == QkNorm::kNone) return;
     const bool all = model_.qk_norm == QkNorm::kAll;
-    link_vector(hf_ + "self_attn.q_norm.weight", all ? queries : model_.head_dim(),
-                own_ + "attn.q_norm.weight");
-    link_vector(hf_ + "self_attn.k_norm.weight", all ? keys : model_.head_dim(),
+    const auto& [query_norm, key_norm] = family_.norm_names;
+    link_vector(fmt::format("{}self_attn.{}.weight", hf_, query_norm),
+                all ? queries : model_.head_dim(), own_ + "attn.q_norm.weight");
+    link_vector(fmt::format("{}self_attn.{}.weight", hf_, key_norm), all ? keys : model_.head_dim(),
                 own_ + "attn.k_norm.weight");
   }
 
@@ -184,13 +185,15 @@ class MapBuilder {
     const std::string router = fmt::format("{}{}.", hf, family_.router_name);
     link(router + "weight", {moe.num_experts, model_.hidden_size}, own_ + "moe.router.weight");
     if (moe.router_bias) link_vector(router + "bias", moe.num_experts, own_ + "moe.router.bias");
-    if (family_.router == RouterRule::kBiasedSigmoid) {
-      link_vector(hf + "gate.e_score_correction_bias", moe.num_experts, own_ + "moe.expert_bias");
-    }
+    if (family_.has_correction_bias()) add_correction_bias(hf);
     if (family_.expert_tensors == ExpertTensors::kAlternating) {
       add_alternating_experts(hf + "experts.");
+    } else if (family_.expert_tensors == ExpertTensors::kLinears) {
+      add_fused_experts(hf + "input_linear.weight", hf + "output_linear.weight");
+      add_shared_linears();
+      return;
     } else if (layout_.fused_experts) {
-      add_fused_experts(hf + "experts.");
+      add_fused_experts(hf + "experts.gate_up_proj", hf + "experts.down_proj");
     } else {
       for (int64_t e = 0; e < moe.num_experts; ++e) add_expert(hf, e);
     }
@@ -201,6 +204,24 @@ class MapBuilder {
       link(fmt::format("{}{}_gate.weight", hf, family_.shared_name), {1, model_.hidden_size},
            own_ + "moe.shared_gate.weight");
     }
+  }
+
+  /// ERNIE's is a row for each kind of input, of which text is the only one.
+  void add_correction_bias(const std::string& hf) {
+    const int64_t count = model_.moe.num_experts;
+    const std::string name = fmt::format("{}{}", hf, family_.correction_name);
+    const bool is_row = family_.router == RouterRule::kBiasedSoftmax;
+    link(name, is_row ? Shape{1, count} : Shape{count}, own_ + "moe.expert_bias");
+  }
+
+  void add_shared_linears() {
+    const int64_t inner_size = model_.moe.shared_inner_size;
+    if (inner_size == 0) return;
+    const std::string hf = fmt::format("{}{}.", hf_, family_.shared_name);
+    link(hf + "input_linear.weight", {2 * inner_size, model_.hidden_size},
+         own_ + "moe.shared.gate_up.weight");
+    link(hf + "output_linear.weight", {model_.hidden_size, inner_size},
+         own_ + "moe.shared.down.weight");
   }
 
   /// FC2 is stored input x output, unlike Hugging Face's.
@@ -228,12 +249,12 @@ class MapBuilder {
               0, expert);
   }
 
-  void add_fused_experts(const std::string& hf) {
+  void add_fused_experts(const std::string& gate_up, const std::string& down_name) {
     const int64_t count = model_.moe.num_experts;
     const int64_t inner_size = model_.moe.inner_size;
     const int64_t hidden = model_.hidden_size;
-    link(hf + "gate_up_proj", {count, 2 * inner_size, hidden}, own_ + "moe.experts.gate_up.weight");
-    const size_t down = add_hf(hf + "down_proj", {count, hidden, inner_size});
+    link(gate_up, {count, 2 * inner_size, hidden}, own_ + "moe.experts.gate_up.weight");
+    const size_t down = add_hf(down_name, {count, hidden, inner_size});
     for (int64_t e = 0; e < count; ++e) link_down(down, e * hidden * inner_size, e);
   }
 
@@ -342,13 +363,14 @@ HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfT
   layout.stored_tied_head = model.tie_embeddings && tensors.find("lm_head.weight") != nullptr;
   const int64_t layer = first_moe_layer(model);
   if (layer < 0) return layout;
-  if (family.expert_tensors == ExpertTensors::kAlternating) {
+  if (family.expert_tensors != ExpertTensors::kPlain) {
     layout.fused_experts = true;
     return layout;
   }
   const std::string plain = fmt::format("model.layers.{}.mlp.", layer);
   layout.plain_moe_name =
-      family.moe_name != "mlp" && tensors.find(plain + "gate.weight") != nullptr;
+      family.moe_name != "mlp" &&
+      tensors.find(fmt::format("{}{}.weight", plain, family.router_name)) != nullptr;
   const std::string_view name = layout.plain_moe_name ? "mlp" : family.moe_name;
   layout.fused_experts =
       tensors.find(fmt::format("model.layers.{}.{}.experts.gate_up_proj", layer, name)) != nullptr;

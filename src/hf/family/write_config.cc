@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/config/strict_json.h"
@@ -27,7 +28,11 @@ class ConfigWriter {
   void put(const char* key, json value) { values_[key] = std::move(value); }
   void drop(const char* key) { values_.erase(key); }
   const Family& family() const { return family_; }
-  std::string text() const { return values_.dump(2) + "\n"; }
+  std::string text() const {
+    json named = json::object();
+    for (const auto& [key, value] : values_.items()) named[file_key(family_, key)] = value;
+    return named.dump(2) + "\n";
+  }
 
  private:
   const Family& family_;
@@ -40,8 +45,14 @@ const char* activation_name_of(Activation activation) {
   return activation == Activation::kGeGLUTanh ? "gelu_pytorch_tanh" : "silu";
 }
 
+/// The factor on attention scores where no multiplier says another.
+double plain_scale(const ModelConfig& model) {
+  return 1.0 / std::sqrt(static_cast<double>(model.head_dim()));
+}
+
 void write_shape(ConfigWriter& config, const ModelConfig& model) {
   config.set("vocab_size", model.vocab_size);
+  config.set("pad_token_id", model.padding_token < 0 ? json() : json(model.padding_token));
   config.set("hidden_size", model.hidden_size);
   config.set("num_hidden_layers", model.num_layers);
   config.set("num_attention_heads", model.num_heads);
@@ -51,6 +62,11 @@ void write_shape(ConfigWriter& config, const ModelConfig& model) {
   config.put("hidden_act", activation_name_of(model.activation));
   config.put("initializer_range", model.init_deviation);
   config.put("tie_word_embeddings", model.tie_embeddings);
+  config.set("embedding_multiplier", model.embedding_multiplier);
+  config.set("residual_multiplier", model.residual_multiplier);
+  const double scores = model.attention_multiplier;
+  config.set("attention_multiplier", scores > 0 ? scores : plain_scale(model));
+  config.set("logits_scaling", model.logits_divisor);
   const bool one_size =
       config.family().is_moe() && !config.family().has_key("moe_intermediate_size");
   config.set("intermediate_size", one_size ? model.moe.inner_size : model.dense_inner_size());
@@ -80,11 +96,13 @@ void write_windows(ConfigWriter& config, const ModelConfig& model) {
 }
 
 /// The older spelling, which all versions of transformers read.
-void write_rope_keys(ConfigWriter& config, const RopeConfig& rope) {
+void write_rope_keys(ConfigWriter& config, const ModelConfig& model) {
+  const RopeConfig& rope = model.rope;
   json parameters = write_rope(rope, config.family());
   config.set("rope_parameters", parameters);
   config.put("rope_theta", rope.base);
   config.set("partial_rotary_factor", rope.fraction);
+  config.set("rotary_dim", model.rotary_dim());
   config.set("rope_interleave", rope.interleaved);
   parameters.erase("rope_theta");
   parameters.erase("partial_rotary_factor");
@@ -97,6 +115,27 @@ json dense_layers(const ModelConfig& model) {
     if (!model.is_moe_layer(layer)) layers.push_back(layer);
   }
   return layers;
+}
+
+json mlp_types(const ModelConfig& model) {
+  json types = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer)
+    types.push_back(model.is_moe_layer(layer) ? "sparse" : "dense");
+  return types;
+}
+
+/// ERNIE's rule for the first layers with experts and the distance of these; whether it gives the
+/// others too is seen when the file is read again.
+void write_moe_range(ConfigWriter& config, const ModelConfig& model) {
+  std::vector<int64_t> layers;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.is_moe_layer(layer)) layers.push_back(layer);
+  }
+  if (layers.empty()) return;
+  const int64_t interval = layers.size() > 1 ? layers[1] - layers[0] : 1;
+  config.set("moe_layer_start_index", layers.front());
+  config.set("moe_layer_end_index", layers.back());
+  config.set("moe_layer_interval", interval);
 }
 
 int64_t count_first_dense_layers(const ModelConfig& model) {
@@ -112,9 +151,12 @@ void write_moe(ConfigWriter& config, const ModelConfig& model) {
   config.set("num_experts_per_tok", moe.top_k);
   config.set("moe_intermediate_size", moe.inner_size);
   config.set("decoder_sparse_step", 1);
+  config.set("mlp_layer_types", mlp_types(model));
+  write_moe_range(config, model);
   config.set("mlp_only_layers", dense_layers(model));
   config.set("first_k_dense_replace", count_first_dense_layers(model));
   config.set("shared_expert_intermediate_size", moe.shared_inner_size);
+  config.set("shared_intermediate_size", moe.shared_inner_size);
   config.set("n_shared_experts", moe.shared_inner_size / std::max<int64_t>(moe.inner_size, 1));
   config.set("norm_topk_prob", moe.normalize_top_k || moe.score_order == ScoreOrder::kAfterTopK);
   config.set("routed_scaling_factor", moe.score_scale);
@@ -192,6 +234,7 @@ ModelConfig plain_model(const ModelConfig& model) {
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (model.has_window(layer)) plain.window_layers.push_back(layer);
   }
+  if (model.attention_multiplier == plain_scale(model)) plain.attention_multiplier = 0;
   plain.init_deviation = ModelConfig{}.init_deviation;
   plain.mtp_loss_coefficient = ModelConfig{}.mtp_loss_coefficient;
   plain.rope = plain_rope(model.rope);
@@ -219,7 +262,7 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   write_shape(config, model);
   write_attention(config, model);
   write_windows(config, model);
-  write_rope_keys(config, model.rope);
+  write_rope_keys(config, model);
   if (family.is_moe()) write_moe(config, model);
   return config.text();
 }
