@@ -1,9 +1,9 @@
 #pragma once
 
-#include <cstring>
 #include <numeric>
 #include <span>
 
+#include "comm/copy.h"
 #include "core/tensor.h"
 
 namespace tessera {
@@ -25,11 +25,6 @@ inline int64_t sum_rows(std::span<const int64_t> rows) {
 /// Where part `index` begins.
 inline int64_t rows_before(std::span<const int64_t> rows, int64_t index) {
   return sum_rows(rows.first(index));
-}
-
-/// Copies between memory that may be the same or overlap; nothing where there are no bytes.
-inline void copy_bytes(const void* from, void* to, int64_t bytes) {
-  if (bytes > 0 && from != to) std::memmove(to, from, bytes);
 }
 
 /// The address of an index of the first dim.
