@@ -20,7 +20,7 @@ LAYERS = [
     "core/file",
     "core/process core/config core/pages",
     "comm",
-    "comm/thread comm/tcp comm/mpi",
+    "comm/thread comm/tcp comm/mpi comm/shm",
     "comm/launch",
     "ops",
     "ops/gemm",

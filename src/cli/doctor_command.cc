@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "comm/launch/mpi_world.h"
+#include "comm/shm/memory_access.h"
 #include "core/memory.h"
 #include "core/process/cpu_level.h"
 #include "core/process/processors.h"
@@ -99,6 +100,12 @@ std::string describe_text(const NcclInfo& nccl) {
                      nccl.version / 100 % 100, nccl.version % 100);
 }
 
+std::string describe_shared_memory() {
+  const std::string why = why_memory_is_not_shared();
+  return why.empty() ? "ranks of this machine read large tensors in each other's memory"
+                     : "none: " + why;
+}
+
 }  // namespace
 
 int run_doctor(const DoctorArguments& arguments) {
@@ -115,7 +122,8 @@ int run_doctor(const DoctorArguments& arguments) {
                                 {"cuda", describe_gpus(gpus)},
                                 {"nccl", describe_nccl(find_nccl())},
                                 {"mpi", mpi_library_version()},
-                                {"tcp", true}}
+                                {"tcp", true},
+                                {"shared_memory", describe_shared_memory()}}
                      .dump(2)
               << "\n";
     return 0;
@@ -128,7 +136,8 @@ int run_doctor(const DoctorArguments& arguments) {
   print_gpus(gpus);
   std::cout << fmt::format("nccl        {}\n", describe_text(find_nccl()));
   std::cout << fmt::format("mpi         {}\n", mpi_library_version())
-            << "tcp         in this program, for ranks that torchrun starts\n";
+            << "tcp         in this program, for ranks that torchrun starts\n"
+            << "shared      " + describe_shared_memory() + "\n";
   return 0;
 }
 

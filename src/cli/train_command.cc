@@ -68,7 +68,8 @@ RankStatement make_statement(const ConfigSchema& schema, const Settings& setting
 int start_training(const ConfigSchema& schema, const Settings& settings,
                    const TrainArguments& arguments) {
   const SignalThread signals;
-  const auto world = connect_world({.timeout_seconds = settings.run.comm_timeout});
+  const auto world = connect_world(
+      {.timeout_seconds = settings.run.comm_timeout, .shared_memory = settings.run.shared_memory});
   return run_rank(*world, [&] {
     if (world->size() > 1 &&
         !ranks_agree(*world, make_statement(schema, settings, arguments.trace)))

@@ -1,6 +1,14 @@
 #pragma once
 
+#include <cstdint>
+
 namespace tessera {
+
+/// How ranks that are processes of one machine exchange large tensors of the host.
+enum class SharedMemory : uint8_t {
+  kAuto,  ///< the receiver copies from the sender's memory, where the system lets it
+  kOff,   ///< as between machines
+};
 
 /// How ranks communicate.
 struct CommOptions {
@@ -12,9 +20,11 @@ struct CommOptions {
   /// for lost. Less than what the launcher leaves until SIGKILL, so that the rank can say why it
   /// ends; connect_world puts half of that for 0.
   double grace_seconds = 0;
-  /// GPUs of one machine that address one another's memory exchange through it what NCCL does not
-  /// do as well: sums of BF16, and rows whose numbers only the GPUs know.
+  /// GPUs of one machine that address one another's memory exchange through it, not by NCCL.
   bool peer_memory = true;
+  SharedMemory shared_memory = SharedMemory::kAuto;
+  /// Messages of at least as many bytes go through shared memory; the same on all ranks.
+  int64_t shared_bytes = 8 << 10;
 };
 
 }  // namespace tessera

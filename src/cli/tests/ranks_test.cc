@@ -60,6 +60,19 @@ TEST_F(CliRanks, GiveTheLossesOfOneRank) {
   EXPECT_THAT(told, HasSubstr("\n  ep                         all_to_all"));
 }
 
+TEST_F(CliRanks, ReadEachOthersMemoryWithTheSameBits) {
+  const Arguments spread = {"--ranks", "4", "--parallel.tp=2", "--parallel.ep=4"};
+  run_ranks(layout("read", spread));
+  Arguments apart = spread;
+  apart.emplace_back("--run.shared_memory=off");
+  run_ranks(layout("apart", apart));
+  EXPECT_EQ(losses("read"), losses("apart"));
+  apart.back() = "--run.shared_memory=on";
+  const Finished refused = run_tessera(layout("refused", apart));
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("run.shared_memory"));
+}
+
 /// What inspect lists is a schedule to train by; what is chosen is told.
 TEST_F(CliRanks, TakeTheScheduleOfAFile) {
   const Arguments stages = {"--ranks", "2", "--parallel.pp=2", "--train.micro_batch=2"};

@@ -151,6 +151,7 @@ INSTANTIATE_TEST_SUITE_P(
                    "start all ranks with the same configuration"}},
         Different{"Layout", {"--parallel.tp=2"}, {"parallel.tp is 1", "and 2 on rank 3"}},
         Different{"TimeLimit", {"--run.comm_timeout=30"}, {"run.comm_timeout is"}},
+        Different{"SharedMemory", {"--run.shared_memory=off"}, {"run.shared_memory is"}},
         Different{"Trace", {"--trace=t.json"}, {"--trace is not given on ranks 0-2 and t.json"}},
         Different{"UnknownKey", {"--optim.learnin_rate=1"}, {"rank 3: ", "optim.learnin_rate"}},
         Different{"UnreadableValue", {"--optim.beta1=x"}, {"rank 3: ", "optim.beta1"}},

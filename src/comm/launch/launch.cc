@@ -21,7 +21,7 @@
 #include "comm/launch/launch_mark.h"
 #include "comm/launch/mpi_world.h"
 #include "comm/launch/supervisor.h"
-#include "comm/process_world.h"
+#include "comm/shm/shm_transport.h"
 #include "comm/tcp/tcp_transport.h"
 #include "core/exit_code.h"
 #include "core/file/file.h"
@@ -106,26 +106,27 @@ int64_t threads_of(const LaunchCommand& launch, const Environment& environment) 
 
 }  // namespace
 
+std::shared_ptr<Transport> connect_transport(const LaunchInfo& info, const CommOptions& options) {
+  const bool with_mpi = info.launcher != Launcher::kTorchrun;
+  check_rank(read_launch_limits(), info.num_ranks, with_mpi);
+  if (with_mpi) return connect_mpi(options, info.rank, info.num_ranks);
+  return connect_tcp({.rank = info.rank,
+                      .num_ranks = info.num_ranks,
+                      .one_machine = info.one_machine,
+                      .host = info.address,
+                      .port = static_cast<uint16_t>(info.port),
+                      .run = info.run,
+                      .timeout_seconds = options.timeout_seconds});
+}
+
 std::unique_ptr<World> connect_world(CommOptions options) {
   const LaunchInfo info = detect_launch(process_environment());
   if (options.grace_seconds <= 0) options.grace_seconds = info.kill_seconds / 2;
   if (info.num_ranks == 1) return make_single_world();
-  const bool with_mpi = info.launcher != Launcher::kTorchrun;
-  check_rank(read_launch_limits(), info.num_ranks, with_mpi);
-  if (with_mpi) {
-    auto world = connect_mpi_world(options, info.rank, info.num_ranks);
-    if (const auto mark = process_environment()(LaunchMark::kVariable); mark && info.rank == 0)
-      send_launch_mark(*mark);
-    return world;
-  }
-  return make_process_world(connect_tcp({.rank = info.rank,
-                                         .num_ranks = info.num_ranks,
-                                         .one_machine = info.one_machine,
-                                         .host = info.address,
-                                         .port = static_cast<uint16_t>(info.port),
-                                         .run = info.run,
-                                         .timeout_seconds = options.timeout_seconds}),
-                            options);
+  auto world = make_shared_world(connect_transport(info, options), options);
+  const auto mark = process_environment()(LaunchMark::kVariable);
+  if (mark && info.rank == 0 && info.launcher != Launcher::kTorchrun) send_launch_mark(*mark);
+  return world;
 }
 
 LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& command,

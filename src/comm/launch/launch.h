@@ -11,6 +11,7 @@
 #include "comm/communicator.h"
 #include "comm/launch/launch_signals.h"
 #include "comm/options.h"
+#include "comm/transport.h"
 
 namespace tessera {
 
@@ -52,6 +53,8 @@ LaunchInfo detect_launch(const Environment& environment);
 /// Joins the ranks that the launcher started: through MPI where mpirun or srun did, by TCP where
 /// torchrun did; a world of one rank without a launcher. Throws UserError.
 std::unique_ptr<World> connect_world(CommOptions options = {});
+/// By what the world of several ranks would be joined, without memory that they share.
+std::shared_ptr<Transport> connect_transport(const LaunchInfo& info, const CommOptions& options);
 
 /// The environment and the command that run `command` as `num_ranks` local ranks.
 struct LaunchCommand {

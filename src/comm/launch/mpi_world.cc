@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "comm/mpi/mpi_transport.h"
-#include "comm/process_world.h"
 #include "core/error.h"
 
 namespace tessera {
@@ -40,15 +39,15 @@ const MpiPlugin& load_plugin() {
 
 }  // namespace
 
-std::unique_ptr<World> connect_mpi_world(const CommOptions& options, int64_t rank,
-                                         int64_t expected_ranks) {
+std::shared_ptr<Transport> connect_mpi(const CommOptions& options, int64_t rank,
+                                       int64_t expected_ranks) {
   std::shared_ptr<Transport> transport =
       load_plugin().connect({.rank = rank, .timeout_seconds = options.timeout_seconds});
   require(transport->size() == expected_ranks,
           "the launcher started {} ranks, but MPI joined {}: with srun, choose how MPI finds its "
           "ranks (srun --mpi=pmix); otherwise use the mpirun of the same MPI library",
           expected_ranks, transport->size());
-  return make_process_world(std::move(transport), options);
+  return transport;
 }
 
 std::string mpi_library_version() {

@@ -3,8 +3,8 @@
 #include <memory>
 #include <string>
 
-#include "comm/communicator.h"
 #include "comm/options.h"
+#include "comm/transport.h"
 
 namespace tessera {
 
@@ -13,8 +13,8 @@ namespace tessera {
 /// libtessera_mpi.so, the only file that needs MPI, is loaded from the program's folder's `lib`,
 /// `../lib` or `../lib/tessera`. Throws UserError where the plugin or MPI is missing, or MPI
 /// sees another number of ranks than `expected_ranks`.
-std::unique_ptr<World> connect_mpi_world(const CommOptions& options, int64_t rank,
-                                         int64_t expected_ranks);
+std::shared_ptr<Transport> connect_mpi(const CommOptions& options, int64_t rank,
+                                       int64_t expected_ranks);
 
 /// What MPI library the plugin is linked with, or why there is none.
 std::string mpi_library_version();

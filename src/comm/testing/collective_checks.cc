@@ -362,6 +362,38 @@ void check_large(World& world, int64_t bytes) {
   EXPECT_TRUE(summed);
 }
 
+void check_sizes(World& world, uint64_t seed) {
+  constexpr std::array<int64_t, 9> kSizes = {
+      0, 1, 63, 65535, 65536, (1 << 20) - 1, (1 << 20) + 1, 3 << 20, (5 << 20) + 7};
+  const CommunicatorPtr group = world.make_world_group();
+  const int64_t size = world.size();
+  const int64_t rank = world.rank();
+  Random random(seed, 0);
+  for (int round = 0; round < 6; ++round) {
+    RowCounts table(size * size);  // [from, to]
+    for (int64_t& cell : table) cell = kSizes[random.next_below(kSizes.size())];
+    const RowCounts send(table.begin() + rank * size, table.begin() + (rank + 1) * size);
+    RowCounts receive(size);
+    for (int64_t from = 0; from < size; ++from) receive[from] = table[from * size + rank];
+    const OwnedTensor in(DType::kU8, {sum_rows(send)});
+    const OwnedTensor out(DType::kU8, {sum_rows(receive)});
+    const auto value = [&](int64_t from, int64_t to, int64_t i) {
+      return static_cast<uint8_t>(i * 7 + from * 31 + to * 3 + round);
+    };
+    for (int64_t to = 0; to < size; ++to) {
+      uint8_t* part = in.get().as<uint8_t>() + rows_before(send, to);
+      for (int64_t i = 0; i < send[to]; ++i) part[i] = value(rank, to, i);
+    }
+    group->all_to_all_v(in, out, send, receive).wait();
+    for (int64_t from = 0; from < size; ++from) {
+      const uint8_t* part = out.get().as<uint8_t>() + rows_before(receive, from);
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < receive[from]; ++i) wrong += part[i] != value(from, rank, i);
+      EXPECT_EQ(wrong, 0) << "of " << receive[from] << " bytes from rank " << from;
+    }
+  }
+}
+
 void check_wait_order(World& world, uint64_t seed) {
   const CommunicatorPtr group = world.make_world_group();
   group->connect_neighbours();

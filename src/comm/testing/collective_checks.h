@@ -29,6 +29,10 @@ void check_messages(World& world, uint64_t seed);
 /// Collectives over buffers of `bytes`, which may exceed what one message of the back end holds.
 void check_large(World& world, int64_t bytes);
 
+/// An all-to-all of messages of random lengths, some of many bytes, none and odd numbers among
+/// them.
+void check_sizes(World& world, uint64_t seed);
+
 /// Operations of several kinds are started in one order and waited for in another, which differs
 /// between ranks, with messages in between.
 void check_wait_order(World& world, uint64_t seed);

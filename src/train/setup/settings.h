@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/options.h"
 #include "core/config/config.h"
 #include "data/row_source.h"
 #include "data/text/text_source.h"
@@ -55,6 +56,7 @@ struct RunSettings {
   /// Seconds that a rank waits for the others before it takes one for lost.
   double comm_timeout = 600;
   bool peer_memory = true;
+  SharedMemory shared_memory = SharedMemory::kAuto;
   RankBinding bind = RankBinding::kAuto;
 };
 

@@ -48,8 +48,13 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
       "Seconds that a rank waits for the others before all end; more than a checkpoint takes",
       above(0));
   schema.add("run.peer_memory", &run.peer_memory,
-             "GPUs of a machine sum BF16, and exchange rows directly, through memory that they all "
-             "address; false: by NCCL alone");
+             "GPUs of a machine exchange through memory that they all address; false: by NCCL alone");
+  schema.add_enum(
+      "run.shared_memory", &run.shared_memory,
+      {{"auto", SharedMemory::kAuto}, {"off", SharedMemory::kOff}},
+      "How ranks that are processes of one machine exchange large tensors of the host: auto: each "
+      "reads the sender's memory, where the system lets it; off: by MPI or TCP, as between "
+      "machines");
   schema.add_enum(
       "run.bind", &run.bind,
       {{"auto", RankBinding::kAuto},

@@ -7,9 +7,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
+#include <random>
 #include <thread>
 
 #include "comm/launch/launch.h"
@@ -27,6 +29,53 @@ void check_all(World& world, const Argument& /*unused*/) {
   check_messages(world, 5);
   check_wait_order(world, 3);
   check_large(world, 40 << 20);
+  check_sizes(world, 2);
+}
+
+/// How many ranks' segments this process has mapped.
+int64_t count_segments() {
+  std::ifstream maps("/proc/self/maps");
+  int64_t count = 0;
+  for (std::string line; std::getline(maps, line);)
+    count += line.find("memfd:tessera_ranks") != std::string::npos ? 1 : 0;
+  return count;
+}
+
+void check_off(World& world, const Argument& argument) {
+  EXPECT_EQ(count_segments(), 0);
+  check_all(world, argument);
+}
+
+// All messages go through memory.
+void check_read(World& world, const Argument& /*unused*/) {
+  EXPECT_EQ(count_segments(), world.size());
+  for (const uint64_t seed : {21, 22, 23}) check_random_collectives(world, seed, 40);
+  check_messages(world, 5);
+  check_wait_order(world, 3);
+  check_large(world, 40 << 20);
+  for (const uint64_t seed : {1, 2, 3}) check_sizes(world, seed);
+}
+
+// The last rank is lost while all exchange large messages again and again: it ends as by a crash,
+// or stands still, after a random time.
+void lose_in_exchange(World& world, const Argument& signal) {
+  const CommunicatorPtr group = world.make_world_group();
+  const int64_t part = int64_t{3} << 20;
+  const OwnedTensor in(DType::kF32, {world.size() * part / 4});
+  const OwnedTensor out(DType::kF32, {world.size() * part / 4});
+  std::thread fault;
+  if (world.rank() == world.size() - 1) {
+    std::random_device random;
+    const auto wait = std::chrono::microseconds(random() % 30'000);
+    fault = std::thread([=] {
+      std::this_thread::sleep_for(wait);
+      kill(getpid(), std::stoi(signal));
+    });
+  }
+  while (true) {
+    group->all_to_all(in, out).wait();
+    group->all_reduce(in, out).wait();
+  }
 }
 
 void check_bytes(World& world, const Argument& bytes) {
@@ -121,7 +170,11 @@ using Body = std::function<void(World&, const Argument&)>;
 const std::map<std::string, Body>& bodies() {
   static const std::map<std::string, Body> all = {
       {"all", check_all},
+      {"mixed", check_all},
+      {"off", check_off},
+      {"read", check_read},
       {"large", check_bytes},
+      {"lose-in-exchange", lose_in_exchange},
       {"lose", lose_rank},
       {"late", come_late},
       {"stop-in-setup", stop_in_setup},
@@ -137,10 +190,16 @@ const std::map<std::string, Body>& bodies() {
 
 int run(const std::string& what, const Argument& argument) {
   // These are about the time limit.
-  const double limit = what == "late" || what.starts_with("stop-") ? 3 : 100;
+  const bool is_stopped =
+      what == "late" || what.starts_with("stop-") || argument == std::to_string(SIGSTOP);
+  CommOptions options = {.timeout_seconds = is_stopped ? 3.0 : 100.0, .grace_seconds = 0};
   const LaunchInfo info = detect_launch(process_environment());
+  if (what == "read" || what == "mixed") options.shared_bytes = 1;
+  // As if every third rank were on another machine.
+  if (what == "off" || (what == "mixed" && info.rank % 3 == 2))
+    options.shared_memory = SharedMemory::kOff;
   if (what == "stop-at-start" && info.rank == info.num_ranks - 1) raise(SIGSTOP);
-  const auto world = connect_world({.timeout_seconds = limit, .grace_seconds = 0});
+  const auto world = connect_world(options);
   return run_rank(*world, [&] {
     bodies().at(what)(*world, argument);
     return testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 1 : 0;
