@@ -34,6 +34,7 @@ PRECISIONS = {
     "rowwise-saved": [*FP8, "--precision.recipe=rowwise", "--precision.saved=fp8"],
     "rowwise-saved-gradients": [*FP8, "--precision.recipe=rowwise", "--precision.saved=fp8", BF16_GRADIENTS],
     "blockwise-saved-gradients": [*FP8, "--precision.recipe=blockwise", "--precision.saved=fp8", BF16_GRADIENTS],
+    "rowwise-saved-all": [*FP8, "--precision.recipe=rowwise", "--precision.saved=fp8_all"],
     "blockwise-emulated": [*FP8, "--precision.recipe=blockwise", "--precision.emulate=true"],
     "mxfp8": [*FP8, "--precision.recipe=mxfp8"],
     "tensorwise": [*FP8, "--precision.recipe=tensorwise"],

@@ -1,7 +1,5 @@
 #include "ops/scaled_rows.h"
 
-#include "ops/operator.h"
-
 namespace tessera {
 
 bool has_scaled_rows(const Format& format) {
@@ -9,6 +7,14 @@ bool has_scaled_rows(const Format& format) {
   const bool of_rows = scale.kind == ScaleLayout::Kind::kRow ||
                        (scale.kind == ScaleLayout::Kind::kBlock && scale.rows == 1);
   return of_rows && (format.element == DType::kE4M3 || format.element == DType::kE5M2);
+}
+
+ValueType values_of_scaled_rows(const Operator& op, const ValueType& rows, DType dtype) {
+  check_shape(op, has_scaled_rows(rows.format()) && rows.dtype == DType::kE4M3,
+              "rows must be e4m3 with scales of their own, got {}", rows.to_string());
+  ValueType values = with_dtype(rows, dtype);
+  values.scale = {};
+  return values;
 }
 
 bool takes_scaled_rows(const Format& format) {

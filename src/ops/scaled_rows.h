@@ -1,13 +1,17 @@
 #pragma once
 
 #include "core/tensor.h"
-#include "ops/value_type.h"
+#include "ops/operator.h"
 
 /// Rows of FP8 whose scales are of one row each, or of parts of one: whoever moves rows takes these
 /// along.
 namespace tessera {
 
 bool has_scaled_rows(const Format& format);
+
+/// The type of the values of `dtype` that E4M3 rows stand for. Throws UserError, in the name of the
+/// operator that reads them, where `rows` are none or have no scales of their own.
+ValueType values_of_scaled_rows(const Operator& op, const ValueType& rows, DType dtype);
 
 /// What a kernel that moves rows takes (KernelOptions::takes): those, and elements without scales.
 bool takes_scaled_rows(const Format& format);

@@ -29,6 +29,7 @@ std::optional<OperandRounding> ProductPrecision::rounding(std::vector<std::strin
                          .fp8_products = fp8_products,
                          .keeps_copies = keeps_copies,
                          .keeps_rounded = keeps_rounded,
+                         .keeps_all_rounded = keeps_all_rounded,
                          .overflows = recipe->is_delayed() && delayed.overflows};
 }
 

@@ -33,6 +33,7 @@ struct ProductPrecision {
   bool fp8_products = true;
   bool keeps_copies = false;
   bool keeps_rounded = false;
+  bool keeps_all_rounded = false;
   DelayedScaling delayed = {};
 
   /// Whether the recipe keeps a history of the largest values.

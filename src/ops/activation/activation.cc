@@ -1,6 +1,6 @@
 #include "ops/activation/activation.h"
 
-#include "ops/storage.h"
+#include "ops/scaled_rows.h"
 
 namespace tessera {
 namespace {
@@ -30,12 +30,25 @@ void ActivationOp::differentiate(GradientBuilder& builder) const {
       kX, builder.emit(backward, {builder.input(kX), *grad})[ActivationBackward::kGradX]);
 }
 
+std::string ActivationBackward::attributes() const {
+  return fmt::format("{}{}", activation_name(kind_),
+                     x_format_ == RowFormat::kScaled ? " scaled_x" : "");
+}
+
 std::vector<ValueType> ActivationBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes x and gradient, got {} inputs", inputs.size());
-  const ValueType expected = output_type(*this, kind_, inputs[kX]);
+  const bool is_scaled = x_format_ == RowFormat::kScaled;
+  const ValueType x =
+      is_scaled ? values_of_scaled_rows(*this, inputs[kX], inputs[kGrad].dtype) : inputs[kX];
+  const ValueType expected = output_type(*this, kind_, x);
   check_shape(*this, inputs[kGrad] == expected, "the gradient must be {}, got {}",
               expected.to_string(), inputs[kGrad].to_string());
-  return {inputs[kX]};
+  return {x};
+}
+
+OperatorPtr ActivationBackward::reading_scaled_rows(int input) const {
+  if (input != kX) return nullptr;
+  return std::make_shared<ActivationBackward>(kind_, RowFormat::kScaled);
 }
 
 OperatorPtr make_activation(Activation kind) {

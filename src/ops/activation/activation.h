@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ops/activation_kind.h"
-#include "ops/operator.h"
+#include "ops/reads_scaled_rows.h"
 
 namespace tessera {
 
@@ -25,22 +25,27 @@ class ActivationOp final : public Operator {
   Activation kind_;
 };
 
-/// (the forward input, grad A [T, F]) -> the gradient of the forward input.
-class ActivationBackward final : public Operator {
+/// (the forward input, grad A [T, F]) -> the gradient of the forward input, of which x may be kept
+/// as E4M3 with scales of its rows.
+class ActivationBackward final : public Operator, public ReadsScaledRows {
  public:
   static constexpr std::string_view kName = "activation_backward";
   enum Input : int { kX, kGrad };
   enum Output : int { kGradX };
 
-  explicit ActivationBackward(Activation kind) : kind_(kind) {}
+  explicit ActivationBackward(Activation kind, RowFormat x_format = RowFormat::kValues)
+      : kind_(kind), x_format_(x_format) {}
 
   std::string_view name() const override { return kName; }
-  std::string attributes() const override { return std::string(activation_name(kind_)); }
+  std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  OperatorPtr reading_scaled_rows(int input) const override;
   Activation kind() const { return kind_; }
+  RowFormat x_format() const { return x_format_; }
 
  private:
   Activation kind_;
+  RowFormat x_format_;
 };
 
 OperatorPtr make_activation(Activation kind);

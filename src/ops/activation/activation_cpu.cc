@@ -1,6 +1,7 @@
 #include "ops/activation/activation.h"
 #include "ops/activation_math.h"
 #include "ops/cpu_dispatch.h"
+#include "ops/scaled_row_load.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
 
@@ -26,16 +27,17 @@ void activate_gated_row(T* y, const T* gate, const T* up, int64_t width) {
   });
 }
 
-template <typename Function, typename T>
-void differentiate_row(T* grad_x, const T* x, const T* grad, int64_t width) {
+/// x: a pointer, or a ScaledRow.
+template <typename Function, typename T, typename X>
+void differentiate_row(T* grad_x, X x, const T* grad, int64_t width) {
   simd::for_each_vector(width, [=](int64_t i, auto lanes) {
     const Slope slope = Function::slope(load(x + i, lanes));
     store(grad_x + i, slope.derivative * load(grad + i, lanes), lanes);
   });
 }
 
-template <typename Function, typename T>
-void differentiate_gated_row(T* grad_x, const T* x, const T* grad, int64_t width) {
+template <typename Function, typename T, typename X>
+void differentiate_gated_row(T* grad_x, X x, const T* grad, int64_t width) {
   simd::for_each_vector(width, [=](int64_t i, auto lanes) {
     const Slope slope = Function::slope(load(x + i, lanes));
     const Vec g = load(grad + i, lanes);
@@ -76,30 +78,34 @@ void activation(const ActivationOp& op, const Args<ActivationOp>& args) {
   });
 }
 
-void activation_backward(const ActivationBackward& op, const Args<ActivationBackward>& args) {
+template <typename Function, typename T, typename Rows>
+void differentiate_rows(Activation kind, const Args<ActivationBackward>& args, const Rows& x) {
   using Op = ActivationBackward;
-  const Activation kind = op.kind();
-  const Tensor& x = args.in(Op::kX);
   const Tensor& grad = args.in(Op::kGrad);
   const int64_t rows = grad.shape[0];
   const int64_t width = grad.shape[1];
-  specialize(kind, x.dtype, [&](auto function, auto storage) {
+  const T* grad_y = grad.as<T>();
+  T* grad_x = args.out(Op::kGradX).as<T>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* grad_row = grad_y + row * width;
+    if (is_gated(kind)) {
+      differentiate_gated_row<Function>(grad_x + row * 2 * width, x[row], grad_row, width);
+    } else {
+      differentiate_row<Function>(grad_x + row * width, x[row], grad_row, width);
+    }
+  }
+}
+
+void activation_backward(const ActivationBackward& op, const Args<ActivationBackward>& args) {
+  const Tensor& x = args.in(ActivationBackward::kX);
+  const DType dtype = args.in(ActivationBackward::kGrad).dtype;
+  specialize(op.kind(), dtype, [&](auto function, auto storage) {
     using Function = decltype(function);
     using T = decltype(storage);
-    const T* from = x.as<T>();
-    const T* grad_y = grad.as<T>();
-    T* grad_x = args.out(Op::kGradX).as<T>();
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < rows; ++row) {
-      const T* grad_row = grad_y + row * width;
-      if (is_gated(kind)) {
-        const int64_t at = row * 2 * width;
-        differentiate_gated_row<Function>(grad_x + at, from + at, grad_row, width);
-      } else {
-        const int64_t at = row * width;
-        differentiate_row<Function>(grad_x + at, from + at, grad_row, width);
-      }
-    }
+    op.x_format() == RowFormat::kScaled
+        ? differentiate_rows<Function, T>(op.kind(), args, ScaledRowsOf(x))
+        : differentiate_rows<Function, T>(op.kind(), args, ValueRowsOf<T>(x));
   });
 }
 
@@ -107,7 +113,7 @@ void activation_backward(const ActivationBackward& op, const Args<ActivationBack
 
 TESSERA_CPU_KERNELS(add_activation_cpu, table) {
   add_kernel<ActivationOp>(table, activation);
-  add_kernel<ActivationBackward>(table, activation_backward);
+  add_kernel<ActivationBackward>(table, activation_backward, {.takes = takes_scaled_rows});
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "ops/activation/activation.h"
 #include "ops/cuda/activation_rows.h"
 #include "ops/cuda/row_args.h"
+#include "ops/scaled_rows.h"
 
 namespace tessera {
 namespace {
@@ -27,19 +28,26 @@ void activation(const ActivationOp& op, const Args<ActivationOp>& args) {
 
 void activation_backward(const ActivationBackward& op, const Args<ActivationBackward>& args) {
   using Op = ActivationBackward;
-  const Activation kind = op.kind();
-  cuda::launch_activation_backward(describe(args, kind, args.in(Op::kGrad).shape[1]), {},
-                                   {.grad = args.in(Op::kGrad).data,
-                                    .grad_in = args.out(Op::kGradX).data,
-                                    .grad_probs = nullptr},
-                                   cuda::stream_of(args));
+  const Tensor& x = args.in(Op::kX);
+  const Tensor& grad = args.in(Op::kGrad);
+  cuda::ActivationRows rows = describe(args, op.kind(), grad.shape[1]);
+  rows.dtype = grad.dtype;
+  const cuda::ActivationGrads grads = {
+      .grad = grad.data, .grad_in = args.out(Op::kGradX).data, .grad_probs = nullptr};
+  if (op.x_format() == RowFormat::kValues)
+    return cuda::launch_activation_backward(rows, {}, grads, cuda::stream_of(args));
+  cuda::launch_scaled_activation_backward(
+      rows,
+      {.scales = row_scales_of(x).as<float>(),
+       .columns_of_scale = columns_of_scale(x.scale, x.shape[1])},
+      {}, grads, cuda::stream_of(args));
 }
 
 }  // namespace
 
 void add_activation_cuda(KernelTable& table) {
   add_kernel<ActivationOp>(table, activation);
-  add_kernel<ActivationBackward>(table, activation_backward);
+  add_kernel<ActivationBackward>(table, activation_backward, {.takes = takes_scaled_rows});
 }
 
 }  // namespace tessera

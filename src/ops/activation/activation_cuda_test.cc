@@ -1,4 +1,5 @@
 #include "ops/activation/activation.h"
+#include "ops/dequantize/scaled_reader_testing.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
 
@@ -8,7 +9,20 @@ namespace {
 constexpr Activation kKinds[] = {Activation::kSwiGLU,    Activation::kGeGLU, Activation::kGeGLUTanh,
                                  Activation::kSwiGLUOai, Activation::kGelu,  Activation::kGeluTanh};
 
-class ActivationCuda : public testing::GpuTest {};
+class ActivationCuda : public testing::GpuTest {
+ protected:
+  void check_scaled(Activation kind, const Shape& x_shape) const {
+    Random random(6, 9);
+    const int64_t width = x_shape[1] / (is_gated(kind) ? 2 : 1);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const OwnedTensor x = testing::random_tensor(dtype, x_shape, random);
+      const OwnedTensor grad = testing::random_tensor(dtype, {x_shape[0], width}, random);
+      for (const QuantizeSpec& spec : testing::scaled_reader_specs())
+        testing::expect_reads_scaled(ActivationBackward(kind), ActivationBackward::kX,
+                                     {x.get(), grad.get()}, spec, gpu());
+    }
+  }
+};
 
 TEST_F(ActivationCuda, AllKinds) {
   for (const Activation kind : kKinds) {
@@ -21,6 +35,18 @@ TEST_F(ActivationCuda, AllKinds) {
                                      {0}, cpu(), gpu(), {.deviation = 4.0});
     }
   }
+}
+
+TEST_F(ActivationCuda, GradientsOfFp8AreThoseOfWhatItStandsFor) {
+  for (const Activation kind : kKinds) {
+    SCOPED_TRACE(activation_name(kind));
+    for (const Shape& shape : {Shape{0, 16}, Shape{1, 16}, Shape{50, 1552}, Shape{19, 26}})
+      check_scaled(kind, shape);
+  }
+}
+
+TEST_F(ActivationCuda, TinyRowsOfFp8) {
+  check_scaled(Activation::kSwiGLU, {9, 2 * 264});
 }
 
 TEST_F(ActivationCuda, TinyRows) {

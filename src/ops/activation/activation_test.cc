@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/dequantize/scaled_reader_testing.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera::testing {
@@ -127,6 +128,23 @@ TEST(Activation, ShapeRule) {
   refuses({with_last_dim(x, 13)}, "activation: swiglu splits the features in two halves");
   refuses({with_dtype(x, DType::kI32)}, "activation: x must be f32 or bf16 [T, features]");
   refuses({x, x}, "activation: takes one input, got 2");
+}
+
+TEST(Activation, GradientsOfFp8AreThoseOfWhatItStandsFor) {
+  Random random(8, 10);
+  const Backend backend(kernels());
+  for (const Activation kind : kAllKinds) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const Shape& shape : {Shape{0, 16}, Shape{1, 2}, Shape{7, 300}}) {
+        const OwnedTensor x = random_tensor(dtype, shape, random);
+        const OwnedTensor grad =
+            random_tensor(dtype, {shape[0], shape[1] / (is_gated(kind) ? 2 : 1)}, random);
+        for (const QuantizeSpec& spec : scaled_reader_specs())
+          expect_reads_scaled(ActivationBackward(kind), ActivationBackward::kX,
+                              {x.get(), grad.get()}, spec, backend);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -48,4 +48,15 @@ struct ActivationGrads {
 void launch_activation_backward(const ActivationRows& call, const SizedExperts& experts,
                                 const ActivationGrads& grads, cudaStream_t stream);
 
+/// The scales of rows of E4M3: one for so many neighbours of a row (columns_of_scale in
+/// ops/scaled_rows.h).
+struct RowScales {
+  const float* scales;
+  int64_t columns_of_scale;
+};
+/// The same, bit by bit, where `in` is E4M3 that stands for values of call.dtype.
+void launch_scaled_activation_backward(const ActivationRows& call, const RowScales& scales,
+                                       const SizedExperts& experts, const ActivationGrads& grads,
+                                       cudaStream_t stream);
+
 }  // namespace tessera::cuda

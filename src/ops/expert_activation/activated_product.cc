@@ -125,8 +125,8 @@ OperatorPtr ExpertActivation::joined_with(const Neighbours& nodes, bool keeps_pr
 OperatorPtr ExpertActivationBackward::joined_with(const Neighbours& nodes,
                                                   bool keeps_product) const {
   const auto* product = dynamic_cast<const GroupedMatmul*>(&nodes.producer);
-  if (product == nullptr || keeps_product || product->side() != GroupedSide::kOut ||
-      product->gather() ||
+  if (product == nullptr || keeps_product || pre_format_ != RowFormat::kValues ||
+      product->side() != GroupedSide::kOut || product->gather() ||
       nodes.producer_inputs[GroupedMatmul::kOffsets] !=
           nodes.reader_inputs[input_set().position(kOffsets)])
     return nullptr;

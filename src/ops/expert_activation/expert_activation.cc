@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/scaled_rows.h"
+
 namespace tessera {
 namespace {
 
@@ -50,15 +52,20 @@ void ExpertActivation::differentiate(GradientBuilder& builder) const {
 }
 
 std::string ExpertActivationBackward::attributes() const {
-  return forward_.attributes() + (gives_act_ ? " gives_act" : "");
+  return fmt::format("{}{}{}", forward_.attributes(), gives_act_ ? " gives_act" : "",
+                     pre_format_ == RowFormat::kScaled ? " scaled_pre" : "");
 }
 
 std::vector<ValueType> ExpertActivationBackward::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, !inputs.empty(), "takes the gradient and the forward inputs");
-  const ValueType act = forward_.infer(inputs.subspan(kPre))[ExpertActivation::kAct];
+  check_shape(*this, inputs.size() > kPre, "takes the gradient and the forward inputs");
+  std::vector<ValueType> forward_inputs(inputs.begin() + kPre, inputs.end());
+  ValueType& pre = forward_inputs[ExpertActivation::kPre];
+  if (pre_format_ == RowFormat::kScaled)
+    pre = values_of_scaled_rows(*this, pre, inputs[kGrad].dtype);
+  const ValueType act = forward_.infer(forward_inputs)[ExpertActivation::kAct];
   check_shape(*this, inputs[kGrad].dtype == act.dtype && inputs[kGrad].shape == act.shape,
               "the gradient must be {}, got {}", act.to_string(), inputs[kGrad].to_string());
-  std::vector<ValueType> results{inputs[kPre]};
+  std::vector<ValueType> results{pre};
   if (forward_.apply_prob()) results.push_back(inputs[input_set().position(kProbs)]);
   if (gives_act_) results.push_back(act);
   return results;
@@ -70,8 +77,13 @@ OperatorPtr ExpertActivationBackward::giving_also(std::span<const ValueId> input
   const auto* activation = dynamic_cast<const ExpertActivation*>(&other);
   const bool is_own = activation != nullptr && activation->attributes() == forward_.attributes() &&
                       std::ranges::equal(inputs.subspan(kPre), other_inputs);
-  if (gives_act_ || !is_own) return nullptr;
+  if (gives_act_ || !is_own || pre_format_ != RowFormat::kValues) return nullptr;
   return std::make_shared<ExpertActivationBackward>(forward_, true);
+}
+
+OperatorPtr ExpertActivationBackward::reading_scaled_rows(int input) const {
+  if (input != kPre) return nullptr;
+  return std::make_shared<ExpertActivationBackward>(forward_, gives_act_, RowFormat::kScaled);
 }
 
 OperatorPtr make_expert_activation(const ExpertActivationSpec& spec) {

@@ -3,6 +3,7 @@
 #include "ops/activation_kind.h"
 #include "ops/expert_sizes.h"
 #include "ops/joins_producer.h"
+#include "ops/reads_scaled_rows.h"
 
 namespace tessera {
 
@@ -55,15 +56,20 @@ class ExpertActivation final : public Operator, public JoinsProducer {
 
 /// (grad A [R, max F_e], pre, [probs_R], offsets) -> (dpre A [R, W], [dprobs_R F32 [R]],
 /// [act A [R, max F_e]]): with `gives_act` also the forward result, which a backward pass that has
-/// not kept it would read the same inputs for.
-class ExpertActivationBackward final : public Operator, public JoinsProducer, public GivesMore {
+/// not kept it would read the same inputs for. Pre may be E4M3 with scales of its rows, of which
+/// columns beyond an expert's size are a part, so these must be defined then.
+class ExpertActivationBackward final : public Operator,
+                                       public JoinsProducer,
+                                       public GivesMore,
+                                       public ReadsScaledRows {
  public:
   static constexpr std::string_view kName = "expert_activation_backward";
   enum Input : int { kGrad, kPre, kProbs, kOffsets };
   enum Output : int { kGradPre, kGradProbs, kAct };
 
-  explicit ExpertActivationBackward(const ExpertActivation& forward, bool gives_act = false)
-      : forward_(forward), gives_act_(gives_act) {}
+  explicit ExpertActivationBackward(const ExpertActivation& forward, bool gives_act = false,
+                                    RowFormat pre_format = RowFormat::kValues)
+      : forward_(forward), gives_act_(gives_act), pre_format_(pre_format) {}
   OperandSet<Input> input_set() const {
     return OperandSet<Input>{kGrad, kPre, kOffsets}.add(kProbs, forward_.apply_prob());
   }
@@ -74,19 +80,22 @@ class ExpertActivationBackward final : public Operator, public JoinsProducer, pu
   }
   const ExpertActivation& forward() const { return forward_; }
   bool gives_act() const { return gives_act_; }
+  RowFormat pre_format() const { return pre_format_; }
 
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
-  /// ActivationGradProduct (activated_product.h).
+  /// ActivationGradProduct (activated_product.h), of pre-activations in values.
   OperatorPtr joined_with(const Neighbours& nodes, bool keeps_product) const override;
   /// The activation of the same pre-activations.
   OperatorPtr giving_also(std::span<const ValueId> inputs, const Operator& other,
                           std::span<const ValueId> other_inputs) const override;
+  OperatorPtr reading_scaled_rows(int input) const override;
 
  private:
   ExpertActivation forward_;
   bool gives_act_;
+  RowFormat pre_format_;
 };
 
 OperatorPtr make_expert_activation(const ExpertActivationSpec& spec);

@@ -3,6 +3,8 @@
 #include "ops/activation_math.h"
 #include "ops/cpu_dispatch.h"
 #include "ops/expert_activation/expert_activation.h"
+#include "ops/scaled_row_load.h"
+#include "ops/storage.h"
 
 namespace tessera {
 namespace {
@@ -66,12 +68,13 @@ void expert_activation(const ExpertActivation& op, const Args<ExpertActivation>&
   });
 }
 
-/// One row's gradients; `up` and `grad_up` are null where the activation is not gated.
-template <typename T>
+/// One row's gradients; `up` and `grad_up` are null where the activation is not gated. Pre: where
+/// gates and ups are, a pointer or a ScaledRow.
+template <typename T, typename Pre>
 struct BackwardRow {
   const T* grad;
-  const T* gate;
-  const T* up;
+  Pre gate;
+  Pre up;
   float prob;
   int64_t size;
   T* grad_gate;
@@ -80,16 +83,17 @@ struct BackwardRow {
 };
 
 /// Writes the row's gradient and returns that of its probability, Σ act · grad.
-template <typename Fn, typename T>
-float backward_row(const BackwardRow<T>& r) {
+template <typename Fn, typename T, typename Pre>
+float backward_row(const BackwardRow<T, Pre>& r) {
+  using simd::load;
   simd::Vec dot{};
   simd::for_each_vector(r.size, [&](int64_t i, auto lanes) {
-    const Slope slope = Fn::slope(simd::load(r.gate + i, lanes));
-    const simd::Vec grad = simd::load(r.grad + i, lanes);
+    const Slope slope = Fn::slope(load(r.gate + i, lanes));
+    const simd::Vec grad = load(r.grad + i, lanes);
     const simd::Vec scaled = grad * r.prob;
     if (r.act != nullptr) {
       const simd::Vec value =
-          r.up == nullptr ? slope.value : slope.value * Fn::other(simd::load(r.up + i, lanes));
+          r.up == nullptr ? slope.value : slope.value * Fn::other(load(r.up + i, lanes));
       simd::store(r.act + i, value * r.prob, lanes);
     }
     if (r.up == nullptr) {
@@ -97,7 +101,7 @@ float backward_row(const BackwardRow<T>& r) {
       simd::store(r.grad_gate + i, scaled * slope.derivative, lanes);
       return;
     }
-    const simd::Vec up = simd::load(r.up + i, lanes);
+    const simd::Vec up = load(r.up + i, lanes);
     const simd::Vec other = Fn::other(up);
     dot += slope.value * other * grad;
     simd::store(r.grad_gate + i, scaled * other * slope.derivative, lanes);
@@ -106,13 +110,13 @@ float backward_row(const BackwardRow<T>& r) {
   return simd::sum(dot);
 }
 
-template <typename Fn, typename T>
-void backward(const ExpertActivationBackward& backward,
-              const Args<ExpertActivationBackward>& args) {
+template <typename Fn, typename T, typename PreRows>
+void backward(const ExpertActivationBackward& backward, const Args<ExpertActivationBackward>& args,
+              const PreRows& pre) {
   using Op = ExpertActivationBackward;
   const ExpertActivation& op = backward.forward();
+  using Pre = decltype(pre[0]);
   const T* grad = args.in(Op::kGrad).as<T>();
-  const T* pre = args.in(Op::kPre).as<T>();
   const float* probs = op.apply_prob() ? args.in(Op::kProbs).as<float>() : nullptr;
   T* grad_pre = args.out(Op::kGradPre).as<T>();
   float* grad_probs = op.apply_prob() ? args.out(Op::kGradProbs).as<float>() : nullptr;
@@ -121,18 +125,18 @@ void backward(const ExpertActivationBackward& backward,
   const int64_t act_width = op.sizes().largest();
   const bool gated = is_gated(op.kind());
   for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
-    const T* gate = pre + row * pre_width;
+    const Pre gate = pre[row];
     T* grad_gate = grad_pre + row * pre_width;
     const int64_t size = op.sizes()[expert];
     const float dot =
-        backward_row<Fn, T>({.grad = grad + row * act_width,
-                             .gate = gate,
-                             .up = gated ? gate + size : nullptr,
-                             .prob = probs == nullptr ? 1.0F : probs[row],
-                             .size = size,
-                             .grad_gate = grad_gate,
-                             .grad_up = gated ? grad_gate + size : nullptr,
-                             .act = act == nullptr ? nullptr : act + row * act_width});
+        backward_row<Fn, T, Pre>({.grad = grad + row * act_width,
+                                  .gate = gate,
+                                  .up = gated ? gate + size : Pre{},
+                                  .prob = probs == nullptr ? 1.0F : probs[row],
+                                  .size = size,
+                                  .grad_gate = grad_gate,
+                                  .grad_up = gated ? grad_gate + size : nullptr,
+                                  .act = act == nullptr ? nullptr : act + row * act_width});
     if (grad_probs != nullptr) grad_probs[row] = dot;
   });
 }
@@ -143,8 +147,12 @@ void expert_activation_backward(const ExpertActivationBackward& op,
   check_rows(args.in(Op::kPre), args.in(Op::kOffsets));
   with_activation(op.forward().kind(), [&](auto fn) {
     using Fn = decltype(fn);
-    if (args.in(Op::kGrad).dtype == DType::kF32) return backward<Fn, float>(op, args);
-    return backward<Fn, Bf16>(op, args);
+    with_storage(args.in(Op::kGrad).dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const Tensor& pre = args.in(Op::kPre);
+      op.pre_format() == RowFormat::kScaled ? backward<Fn, T>(op, args, ScaledRowsOf(pre))
+                                            : backward<Fn, T>(op, args, ValueRowsOf<T>(pre));
+    });
   });
 }
 
@@ -152,7 +160,8 @@ void expert_activation_backward(const ExpertActivationBackward& op,
 
 TESSERA_CPU_KERNELS(add_expert_activation_cpu, table) {
   add_kernel<ExpertActivation>(table, expert_activation);
-  add_kernel<ExpertActivationBackward>(table, expert_activation_backward);
+  add_kernel<ExpertActivationBackward>(table, expert_activation_backward,
+                                       {.takes = takes_scaled_rows});
 }
 
 }  // namespace tessera

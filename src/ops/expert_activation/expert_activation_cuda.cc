@@ -2,6 +2,7 @@
 #include "ops/cuda/limits.h"
 #include "ops/cuda/row_args.h"
 #include "ops/expert_activation/expert_activation.h"
+#include "ops/scaled_rows.h"
 
 namespace tessera {
 namespace {
@@ -47,13 +48,22 @@ void expert_activation_backward(const ExpertActivationBackward& backward,
                                 const Args<ExpertActivationBackward>& args) {
   using Op = ExpertActivationBackward;
   const ExpertActivation& op = backward.forward();
-  cuda::launch_activation_backward(
-      describe(op, args), sized_experts(op, args.in(Op::kOffsets)),
-      {.grad = args.in(Op::kGrad).data,
-       .grad_in = args.out(Op::kGradPre).data,
-       .grad_probs = op.apply_prob() ? args.out(Op::kGradProbs).as<float>() : nullptr,
-       .act = backward.gives_act() ? args.out(Op::kAct).data : nullptr},
-      cuda::stream_of(args));
+  const Tensor& pre = args.in(Op::kPre);
+  cuda::ActivationRows rows = describe(op, args);
+  rows.dtype = args.in(Op::kGrad).dtype;
+  const cuda::SizedExperts experts = sized_experts(op, args.in(Op::kOffsets));
+  const cuda::ActivationGrads grads = {
+      .grad = args.in(Op::kGrad).data,
+      .grad_in = args.out(Op::kGradPre).data,
+      .grad_probs = op.apply_prob() ? args.out(Op::kGradProbs).as<float>() : nullptr,
+      .act = backward.gives_act() ? args.out(Op::kAct).data : nullptr};
+  if (backward.pre_format() == RowFormat::kValues)
+    return cuda::launch_activation_backward(rows, experts, grads, cuda::stream_of(args));
+  cuda::launch_scaled_activation_backward(
+      rows,
+      {.scales = row_scales_of(pre).as<float>(),
+       .columns_of_scale = columns_of_scale(pre.scale, pre.shape[1])},
+      experts, grads, cuda::stream_of(args));
 }
 
 int64_t forward_workspace(const ExpertActivation& op, std::span<const ValueType> /*inputs*/) {
@@ -69,8 +79,9 @@ int64_t backward_workspace(const ExpertActivationBackward& op,
 
 void add_expert_activation_cuda(KernelTable& table) {
   add_kernel<ExpertActivation>(table, expert_activation, {.workspace = forward_workspace});
-  add_kernel<ExpertActivationBackward>(table, expert_activation_backward,
-                                       {.workspace = backward_workspace});
+  add_kernel<ExpertActivationBackward>(
+      table, expert_activation_backward,
+      {.workspace = backward_workspace, .takes = takes_scaled_rows});
 }
 
 }  // namespace tessera

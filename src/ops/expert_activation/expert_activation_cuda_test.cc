@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "ops/dequantize/scaled_reader_testing.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
@@ -66,6 +67,31 @@ class ExpertActivationCuda : public testing::GpuTest {
     const auto values = compare_kernels(*forward, inputs, "forward " + what);
     for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(same_bits(all[i], grads[i])) << what << i;
     EXPECT_TRUE(same_bits(all.back(), values[0])) << what;
+  }
+
+  /// Gradients of pre-activations in FP8, with `slack` rows behind the last expert's.
+  void check_scaled(const std::vector<int64_t>& sizes, const std::vector<int64_t>& rows,
+                    int64_t slack, Activation kind, DType dtype) const {
+    Random random(5, 9);
+    const std::vector<int64_t> ends = offsets_of(rows);
+    const int64_t bound = ends.back() + slack;
+    const OwnedTensor offsets = testing::tensor_of_i64({std::ssize(ends)}, ends);
+    const OwnedTensor probs = testing::random_tensor(DType::kF32, {bound}, random);
+    for (const bool apply_prob : {false, true}) {
+      const ExpertActivation forward(
+          {.kind = kind, .expert_sizes = sizes, .apply_prob = apply_prob});
+      const OwnedTensor grad =
+          testing::random_tensor(dtype, {bound, forward.sizes().largest()}, random);
+      const OwnedTensor pre = testing::random_tensor(dtype, {bound, forward.pre_width()}, random);
+      std::vector<Tensor> values{grad, pre};
+      if (apply_prob) values.push_back(probs);
+      values.push_back(offsets);
+      for (const bool gives_act : {false, true}) {
+        for (const QuantizeSpec& spec : testing::scaled_reader_specs())
+          testing::expect_reads_scaled(ExpertActivationBackward(forward, gives_act),
+                                       ExpertActivationBackward::kPre, values, spec, gpu());
+      }
+    }
   }
 
  private:
@@ -153,6 +179,24 @@ TEST_F(ExpertActivationCuda, ActivationsThatComeWithTheirGradients) {
       }
     }
   }
+}
+
+TEST_F(ExpertActivationCuda, GradientsOfFp8AreThoseOfWhatItStandsFor) {
+  for (const Activation kind : kKinds) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(fmt::format("{} {}", activation_name(kind), dtype_name(dtype)));
+      check_scaled({776, 776, 776}, {20, 0, 31}, 9, kind, dtype);
+      check_scaled({13, 13}, {1, 5}, 0, kind, dtype);
+      check_scaled({64, 8, 320, 16, 136}, {3, 0, 40, 1, 17}, 0, kind, dtype);
+      check_scaled({5, 9, 70}, {3, 1, 4}, 2, kind, dtype);
+      check_scaled({16, 16}, {0, 0}, 4, kind, dtype);
+    }
+  }
+  check_scaled({2600, 2600}, {5, 2}, 0, Activation::kSwiGLU, DType::kBF16);
+}
+
+TEST_F(ExpertActivationCuda, TinyExpertsOfFp8) {
+  check_scaled({40, 40, 40}, {11, 0, 1}, 3, Activation::kSwiGLU, DType::kBF16);
 }
 
 TEST_F(ExpertActivationCuda, TinyExperts) {

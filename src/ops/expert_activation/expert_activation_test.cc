@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/dequantize/scaled_reader_testing.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera {
@@ -214,6 +215,49 @@ TEST(ExpertActivation, GradientsOfDifferentSizesAreThoseOfEachExpertAlone) {
     EXPECT_EQ(part(together[0], pre_width, 2 * size), all(alone[0]));
     EXPECT_EQ(part(together[1], 1, 1), all(alone[1]));
   });
+}
+
+/// Also of experts of several sizes, whose unused columns are a part of the rows that are
+/// quantized.
+TEST(ExpertActivation, GradientsOfFp8AreThoseOfWhatItStandsFor) {
+  Random random(8, 10);
+  const Backend backend(kernels());
+  for (const Activation kind : kKinds) {
+    for (const bool apply_prob : {false, true}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        for (const Case& c : make_cases(kind, apply_prob)) {
+          const auto inputs = c.inputs(dtype, random);
+          const OwnedTensor grad =
+              testing::random_tensor(dtype, {c.num_rows(), c.act_width()}, random);
+          std::vector<Tensor> values{grad};
+          for (const TestInput& input : inputs) values.push_back(input.tensor);
+          for (const bool gives_act : {false, true}) {
+            const ExpertActivationBackward plain(ExpertActivation(c.spec), gives_act);
+            for (const QuantizeSpec& spec : testing::scaled_reader_specs())
+              testing::expect_reads_scaled(plain, ExpertActivationBackward::kPre, values, spec,
+                                           backend);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ExpertActivation, RefusesFp8ThatItCannotRead) {
+  const ExpertActivationBackward plain(ExpertActivation({.expert_sizes = {4, 4}}));
+  EXPECT_EQ(plain.reading_scaled_rows(ExpertActivationBackward::kGrad), nullptr);
+  const OperatorPtr op = plain.reading_scaled_rows(ExpertActivationBackward::kPre);
+  const ValueType grad{.dtype = DType::kBF16, .shape = {9, 4}};
+  const ValueType offsets{.dtype = DType::kI64, .shape = {3}};
+  ValueType pre{.dtype = DType::kE4M3, .shape = {9, 8}, .scale = ScaleLayout::row()};
+  EXPECT_EQ(op->infer(std::vector{grad, pre, offsets})[0].to_string(), "bf16 [9, 8]");
+  EXPECT_THROW(plain.infer(std::vector{grad, pre, offsets}), UserError);
+  pre.scale = ScaleLayout::block(3, 4);
+  EXPECT_THROW(op->infer(std::vector{grad, pre, offsets}), UserError);
+  pre = {.dtype = DType::kE5M2, .shape = {9, 8}, .scale = ScaleLayout::row()};
+  EXPECT_THROW(op->infer(std::vector{grad, pre, offsets}), UserError);
+  pre = {.dtype = DType::kBF16, .shape = {9, 8}};
+  EXPECT_THROW(op->infer(std::vector{grad, pre, offsets}), UserError);
 }
 
 TEST(ExpertActivation, RefusesWhatDoesNotFit) {

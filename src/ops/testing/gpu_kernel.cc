@@ -75,7 +75,8 @@ OwnedTensor copy_to_host(const Backend& backend, const Tensor& tensor) {
 void run_kernel(const Operator& op, const Backend& backend, std::span<const Tensor> inputs,
                 std::span<const Tensor> outputs) {
   std::vector<ValueType> types;
-  for (const Tensor& input : inputs) types.push_back({.dtype = input.dtype, .shape = input.shape});
+  for (const Tensor& input : inputs)
+    types.push_back({.dtype = input.dtype, .shape = input.shape, .scale = input.scale});
   const int64_t bytes = std::max<int64_t>(backend.workspace_bytes(op, types), 1);
   const Buffer workspace(bytes, "scratch memory", backend.device());
   const std::vector<std::byte> garbage(bytes, std::byte{0xFF});

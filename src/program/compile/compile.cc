@@ -9,6 +9,7 @@
 #include "program/compile/join_expert_blocks.h"
 #include "program/compile/keep_quantized.h"
 #include "program/compile/quantize_early.h"
+#include "program/compile/quantize_saved.h"
 #include "program/compile/schedule.h"
 #include "program/compile/set_aside.h"
 #include "program/rounding/fp8_products.h"
@@ -36,6 +37,9 @@ bool where_rounding(const Compilation& c) {
 }
 bool where_keeping_rounded(const Compilation& c) {
   return in_training(c) && where_rounding(c) && c.options.rounding->keeps_rounded;
+}
+bool where_keeping_all_rounded(const Compilation& c) {
+  return where_keeping_rounded(c) && c.options.rounding->keeps_all_rounded;
 }
 bool where_split(const Compilation& c) {
   return in_training(c) && c.options.split_weights;
@@ -124,6 +128,16 @@ void keep_rounded_values(Compilation& c) {
   list_saved(programs);
 }
 
+void quantize_saved_values(Compilation& c) {
+  quantize_saved(c.programs.forward, *c.programs.backward);
+  list_saved(c.programs);
+}
+
+void permute_saved_again(Compilation& c) {
+  c.programs.backward = permute_again(c.programs.forward, *c.programs.backward);
+  list_saved(c.programs);
+}
+
 void quantize_before_moving(Compilation& c) {
   change_all(c.programs, [](const Program& program, const std::vector<ValueId>& kept) {
     return quantize_early(program, kept);
@@ -195,8 +209,12 @@ constexpr Pass kPasses[] = {
     {"round_operands", "products read numbers of few bits", where_rounding, round_products},
     {"keep_quantized", "what products read of tokens is kept as it was quantized",
      where_keeping_rounded, keep_rounded_values},
+    {"quantize_saved", "what activations' gradients read is kept quantized",
+     where_keeping_all_rounded, quantize_saved_values},
     {"quantize_early", "rows are quantized before they are exchanged or permuted", where_rounding,
      quantize_before_moving},
+    {"permute_again", "rows of FP8 are permuted again instead of kept, where that is less",
+     where_keeping_all_rounded, permute_saved_again},
     {"fuse_gradient_sums", "fuse_sums for gradients", in_training, fuse_gradient_sums},
     {"recompute", "values are computed again instead of kept", where_recomputing, recompute_values},
     {"fuse_gradient_gathers", "fuse_gathers for gradients and recomputed rows", in_training,

@@ -54,11 +54,11 @@ TEST(Compile, PassesComeInOneOrder) {
     EXPECT_FALSE(pass.what.empty()) << pass.name;
     EXPECT_EQ(pass.what.find('\n'), std::string_view::npos) << pass.name;
   }
-  EXPECT_THAT(
-      names, ElementsAre("fuse_sums", "join_expert_blocks", "fuse_gathers", "differentiate",
-                         "round_operands", "keep_quantized", "quantize_early", "fuse_gradient_sums",
-                         "recompute", "fuse_gradient_gathers", "split_weights", "fuse_producers",
-                         "fuse_repeats", "schedule", "set_aside"));
+  EXPECT_THAT(names, ElementsAre("fuse_sums", "join_expert_blocks", "fuse_gathers", "differentiate",
+                                 "round_operands", "keep_quantized", "quantize_saved",
+                                 "quantize_early", "permute_again", "fuse_gradient_sums",
+                                 "recompute", "fuse_gradient_gathers", "split_weights",
+                                 "fuse_producers", "fuse_repeats", "schedule", "set_aside"));
 }
 
 TEST(Compile, EachGoalHasItsPasses) {
@@ -74,7 +74,8 @@ TEST(Compile, EachGoalHasItsPasses) {
       .recompute = {"all"},
       .fuse_activations = true,
       .split_weights = true,
-      .rounding = OperandRounding{.recipe = &find_recipe("blockwise"), .keeps_rounded = true}};
+      .rounding = OperandRounding{
+          .recipe = &find_recipe("blockwise"), .keeps_rounded = true, .keeps_all_rounded = true}};
   // "as built", and all but the two for devices.
   EXPECT_EQ(std::ssize(passes_of(compile_block(Goal::kTrain, all))),
             1 + std::ssize(compile_passes()) - 2);

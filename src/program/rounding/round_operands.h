@@ -26,6 +26,9 @@ struct OperandRounding {
   /// rounded by their rows (and then along tokens, unless they are plain). So these may be kept,
   /// and exchanged, in FP8. REQUIRES a recipe that has_row_scales.
   bool keeps_rounded = false;
+  /// What activations' gradients read, and nothing else does, is kept in FP8 too, and rows that
+  /// were permuted are permuted again. REQUIRES keeps_rounded.
+  bool keeps_all_rounded = false;
   /// With delayed scales: what is beyond the largest number makes the step NaN.
   bool overflows = false;
 

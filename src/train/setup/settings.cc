@@ -53,7 +53,8 @@ ProductPrecision Settings::products() const {
           .plain = parse_plain(precision.plain),
           .plain_weight_gradients = !precision.weight_gradients,
           .fp8_products = !precision.emulate,
-          .keeps_rounded = precision.saved == SavedPrecision::kFp8,
+          .keeps_rounded = precision.saved != SavedPrecision::kBf16,
+          .keeps_all_rounded = precision.saved == SavedPrecision::kFp8All,
           .delayed = precision.delayed};
 }
 
@@ -124,9 +125,9 @@ void validate_precision(const Settings& settings) {
   validate_delayed(settings);
   const ProductPrecision products = settings.products();
   require(!products.keeps_rounded || has_row_scales(*products.recipe),
-          "precision.saved = \"fp8\" keeps tokens with scales of their own, which precision.recipe "
+          "precision.saved = \"{}\" keeps tokens with scales of their own, which precision.recipe "
           "\"{}\" does not give; take rowwise, blockwise or mxfp8",
-          settings.precision.recipe);
+          products.keeps_all_rounded ? "fp8_all" : "fp8", settings.precision.recipe);
   const MoeConfig& moe = settings.model.moe;
   constexpr std::string_view kFp8 = "train.precision = \"fp8\"";
   if (moe.num_experts == 0) return;

@@ -152,7 +152,11 @@ enum class OptimizerKind : uint8_t {
 };
 
 /// What of products' operands is kept for the backward pass (precision.saved).
-enum class SavedPrecision : uint8_t { kBf16, kFp8 };
+enum class SavedPrecision : uint8_t {
+  kBf16,
+  kFp8,
+  kFp8All,  ///< and what activations' gradients read
+};
 
 /// What fp8 means (train.precision).
 struct PrecisionSettings {

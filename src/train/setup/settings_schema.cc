@@ -181,9 +181,12 @@ void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
       "Where the GPU multiplies FP8: keep what weights are quantized to for all micro-batches "
       "of a step, 2 bytes more for each, instead of quantizing them in each");
   schema.add_enum("precision.saved", &precision.saved,
-                  {{"bf16", SavedPrecision::kBf16}, {"fp8", SavedPrecision::kFp8}},
+                  {{"bf16", SavedPrecision::kBf16},
+                   {"fp8", SavedPrecision::kFp8},
+                   {"fp8_all", SavedPrecision::kFp8All}},
                   "What the gradients of weights read of tokens; fp8: what the products before "
-                  "them read, which is kept for the backward pass, and sent to experts, in FP8");
+                  "them read, which is kept for the backward pass, and sent to experts, in FP8; "
+                  "fp8_all: likewise, and what the gradients of activations read is FP8 too");
   schema.add("precision.emulate", &precision.emulate,
              "Multiply rounded numbers in BF16 also where the GPU multiplies FP8");
   DelayedScaling& delayed = precision.delayed;

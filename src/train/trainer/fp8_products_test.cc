@@ -56,7 +56,8 @@ std::vector<testing::NamedLayout> layouts() {
 TEST_F(Fp8Products, LearnAsTheEmulation) {
   for (const auto& [recipe, saved] :
        {std::pair("rowwise", SavedPrecision::kBf16), std::pair("blockwise", SavedPrecision::kBf16),
-        std::pair("rowwise", SavedPrecision::kFp8)}) {
+        std::pair("rowwise", SavedPrecision::kFp8),
+        std::pair("rowwise", SavedPrecision::kFp8All)}) {
     SCOPED_TRACE(recipe);
     Settings emulated = settings("emulated", recipe);
     emulated.precision.emulate = true;
@@ -104,7 +105,8 @@ TEST_P(PlannedFp8, ProgramsAreTakenAndProven) {
   for (const char* recipe : {"rowwise", "blockwise"}) {
     for (const auto& [gradients, saved] :
          {std::pair(true, SavedPrecision::kBf16), std::pair(false, SavedPrecision::kBf16),
-          std::pair(true, SavedPrecision::kFp8), std::pair(false, SavedPrecision::kFp8)}) {
+          std::pair(true, SavedPrecision::kFp8), std::pair(false, SavedPrecision::kFp8),
+          std::pair(true, SavedPrecision::kFp8All)}) {
       Settings settings = testing::settings_of(GetParam());
       settings.run.device = DeviceChoice::kCuda;
       settings.train.precision = Precision::kFp8;

@@ -57,9 +57,10 @@ TEST_F(RoundedProductsCuda, Fp8LearnsAsItsEmulation) {
   for (const char* recipe : {"rowwise", "blockwise"}) {
     for (const auto& [rounds_gradients, saved] :
          {std::pair(true, SavedPrecision::kBf16), std::pair(false, SavedPrecision::kBf16),
-          std::pair(true, SavedPrecision::kFp8), std::pair(false, SavedPrecision::kFp8)}) {
-      SCOPED_TRACE(fmt::format("{} {} {}", recipe, rounds_gradients,
-                               saved == SavedPrecision::kFp8 ? "fp8" : "bf16"));
+          std::pair(true, SavedPrecision::kFp8), std::pair(false, SavedPrecision::kFp8),
+          std::pair(true, SavedPrecision::kFp8All)}) {
+      SCOPED_TRACE(
+          fmt::format("{} {} saved {}", recipe, rounds_gradients, static_cast<int>(saved)));
       settings.precision.saved = saved;
       settings.precision.recipe = recipe;
       settings.precision.weight_gradients = rounds_gradients;
@@ -123,7 +124,8 @@ TEST_P(RoundedFamiliesCuda, AreNearTheHosts) {
   // Emulated, and multiplied in FP8.
   for (const auto& [recipe, saved] :
        {std::pair("mxfp8", SavedPrecision::kBf16), std::pair("rowwise", SavedPrecision::kBf16),
-        std::pair("rowwise", SavedPrecision::kFp8)}) {
+        std::pair("rowwise", SavedPrecision::kFp8),
+        std::pair("rowwise", SavedPrecision::kFp8All)}) {
     SCOPED_TRACE(recipe);
     settings.precision.recipe = recipe;
     settings.precision.saved = saved;

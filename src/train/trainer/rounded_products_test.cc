@@ -89,6 +89,15 @@ TEST_F(RoundedProducts, WhatIsSavedInFp8IsSmaller) {
         EXPECT_NEAR(found[i], expected[i], tolerance * expected[i]) << "step " << i;
       EXPECT_LT(kept->prediction().activations.saved,
                 static_cast<int64_t>(0.9 * bf16->prediction().activations.saved));
+      settings.precision.saved = SavedPrecision::kFp8All;
+      const auto all = run(settings);
+      const std::vector<double> coarse = take_losses();
+      EXPECT_NE(coarse, found);
+      EXPECT_EQ(coarse[0], found[0]) << "forward passes read what is not rounded";
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_NEAR(coarse[i], expected[i], 2e-2 * expected[i]) << "step " << i;
+      EXPECT_LT(all->prediction().activations.saved,
+                static_cast<int64_t>(0.9 * kept->prediction().activations.saved));
     }
   }
 }
@@ -96,14 +105,17 @@ TEST_F(RoundedProducts, WhatIsSavedInFp8IsSmaller) {
 /// What is computed again is rounded again.
 TEST_F(RoundedProducts, RecomputationKeepsTheBits) {
   for (const std::string recipe : {"blockwise", "nvfp4"}) {
-    for (const auto saved : {SavedPrecision::kBf16, SavedPrecision::kFp8}) {
-      if (recipe == "nvfp4" && saved == SavedPrecision::kFp8) continue;
+    for (const auto saved :
+         {SavedPrecision::kBf16, SavedPrecision::kFp8, SavedPrecision::kFp8All}) {
+      if (recipe == "nvfp4" && saved != SavedPrecision::kBf16) continue;
       Settings settings = fp8(recipe);
       settings.precision.saved = saved;
       const auto kept = run(settings);
       settings.train.recompute = {"all"};
       expect_same_state(*kept, *run(settings));
       settings.train.recompute = {"expert_in", "expert_act"};
+      expect_same_state(*kept, *run(settings));
+      settings.train.recompute = {"expert_pre"};
       expect_same_state(*kept, *run(settings));
     }
   }
@@ -113,20 +125,26 @@ TEST_F(RoundedProducts, RecomputationKeepsTheBits) {
 /// weight gradients, sharded state. Blocks of neighbouring tokens are others where tokens are
 /// spread, blocks of features where weights are cut off the blocks' borders.
 TEST_F(RoundedProducts, LayoutsAgree) {
-  for (const std::string recipe : {"blockwise", "tensorwise", "tensorwise_delayed", "rowwise"}) {
+  const std::vector<std::pair<std::string, SavedPrecision>> cases = {
+      {"blockwise", SavedPrecision::kBf16},
+      {"tensorwise", SavedPrecision::kBf16},
+      {"tensorwise_delayed", SavedPrecision::kBf16},
+      {"rowwise", SavedPrecision::kFp8},
+      {"rowwise", SavedPrecision::kFp8All}};
+  for (size_t number = 0; number < cases.size(); ++number) {
     Settings settings = testing::settings_for_layouts(folder_.file(""));
     settings.train.precision = Precision::kFp8;
-    settings.precision.recipe = recipe;
-    if (recipe == "rowwise") settings.precision.saved = SavedPrecision::kFp8;
+    settings.precision.recipe = cases[number].first;
+    settings.precision.saved = cases[number].second;
     settings.run.resume = ResumeMode::kNever;
     const auto run_on = [&](const NamedLayout& layout) {
-      settings.run.folder = folder_.file(recipe + layout.name);
+      settings.run.folder = folder_.file(fmt::format("{}-{}", number, layout.name));
       return testing::run_steps(settings, layout, 3, false);
     };
     const std::vector<NamedLayout> layouts = testing::layouts_for_checkpoints();
     const RunEnd one = run_on(layouts[0]);
     for (const NamedLayout& layout : testing::share_of_cases(layouts, 1)) {
-      SCOPED_TRACE(recipe + " on " + layout.name);
+      SCOPED_TRACE(fmt::format("case {}, {} on {}", number, cases[number].first, layout.name));
       const RunEnd end = run_on(layout);
       if (layout.name == "pp2") testing::expect_same_end(end, one);
       ASSERT_EQ(end.losses.size(), one.losses.size());
@@ -170,6 +188,7 @@ TEST_P(RoundedProductFamilies, AreNearBf16) {
   settings.train.precision = Precision::kFp8;
   for (const auto& [recipe, saved] :
        {std::pair("mxfp8", SavedPrecision::kBf16), std::pair("mxfp8", SavedPrecision::kFp8),
+        std::pair("mxfp8", SavedPrecision::kFp8All),
         std::pair("tensorwise_delayed", SavedPrecision::kBf16)}) {
     SCOPED_TRACE(recipe);
     settings.precision.recipe = recipe;
@@ -225,6 +244,9 @@ TEST_F(RoundedProducts, RefuseWhatCannotBe) {
     expect_refusal(
         other, [](Settings& s) { s.precision.saved = SavedPrecision::kFp8; },
         fmt::format("which precision.recipe \"{}\" does not give", recipe));
+    expect_refusal(
+        other, [](Settings& s) { s.precision.saved = SavedPrecision::kFp8All; },
+        "precision.saved = \"fp8_all\" keeps tokens");
   }
   expect_refusal(
       settings, [](Settings& s) { s.precision.plain = {"all@2-1"}; }, "end before they begin");
