@@ -1,11 +1,13 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <numeric>
 
+#include "comm/joint_work.h"
 #include "comm/rows.h"
 #include "comm/timed_work.h"
 #include "core/device.h"
@@ -49,6 +51,17 @@ Pending copy_bytes(const Tensor& in, const Tensor& out, int64_t num_bytes) {
 
 Pending copy_rows(const Tensor& in, const Tensor& out, int64_t rows) {
   return copy_bytes(in, out, rows * row_bytes(in));
+}
+
+Pending copy_rows(RowMoves moves, int64_t rows) {
+  for (const RowMove& move : moves) copy_rows(move.in, move.out, rows).wait();
+  return {};
+}
+
+int64_t bytes_of_row(RowMoves moves) {
+  int64_t bytes = 0;
+  for (const RowMove& move : moves) bytes += row_bytes(move.in);
+  return bytes;
 }
 
 /// Tells who observes when an operation was complete: on a device as measured there, else when this
@@ -160,24 +173,47 @@ Pending Communicator::start(CommKind kind, int64_t bytes, const Start& start) {
 }
 
 Pending Communicator::all_gather(const Tensor& in, const Tensor& out) {
-  ensure(in.shape.rank() > 0 && out.shape.rank() > 0 && out.shape[0] == size() * in.shape[0],
-         "all_gather over {} ranks: in {}, out {}", size(), in.shape.to_string(),
-         out.shape.to_string());
-  const std::vector<int64_t> rows(ranks_.size(), in.shape[0]);
-  return all_gather_v(in, out, rows);
+  return all_gather(std::array{RowMove{in, out}});
+}
+
+Pending Communicator::all_gather(RowMoves moves) {
+  ensure(!moves.empty(), "all_gather of nothing");
+  for (const auto& [in, out] : moves) {
+    ensure(in.shape.rank() > 0 && out.shape.rank() > 0 && out.shape[0] == size() * in.shape[0],
+           "all_gather over {} ranks: in {}, out {}", size(), in.shape.to_string(),
+           out.shape.to_string());
+  }
+  const std::vector<int64_t> rows(ranks_.size(), moves[0].in.shape[0]);
+  return all_gather_v(moves, rows);
 }
 
 Pending Communicator::all_gather_v(const Tensor& in, const Tensor& out,
                                    std::span<const int64_t> rows) {
-  check_rows(in, out, "all_gather");
+  return all_gather_v(std::array{RowMove{in, out}}, rows);
+}
+
+Pending Communicator::all_gather_v(RowMoves moves, std::span<const int64_t> rows) {
+  ensure(!moves.empty(), "all_gather of nothing");
   check_counts(rows, size(), "all_gather");
   const int64_t own = rows[rank_];
-  check_room(in, own, "all_gather");
-  check_room(out, sum_rows(rows), "all_gather");
-  const int64_t bytes = (size() - 1) * own * row_bytes(in);
+  for (const auto& [in, out] : moves) {
+    check_rows(in, out, "all_gather");
+    check_room(in, own, "all_gather");
+    check_room(out, sum_rows(rows), "all_gather");
+  }
+  const int64_t bytes = (size() - 1) * own * bytes_of_row(moves);
   count(CommKind::kAllGather, bytes);
-  if (size() == 1) return copy_rows(in, out, own);
-  return start(CommKind::kAllGather, bytes, [&] { return do_all_gather_v(in, out, rows); });
+  if (size() == 1) return copy_rows(moves, own);
+  return start(CommKind::kAllGather, bytes, [&] {
+    return moves.size() == 1 ? do_all_gather_v(moves[0].in, moves[0].out, rows)
+                             : do_all_gather_moves(moves, rows);
+  });
+}
+
+Pending Communicator::do_all_gather_moves(RowMoves moves, std::span<const int64_t> rows) {
+  std::vector<Pending> all;
+  for (const auto& [in, out] : moves) all.push_back(do_all_gather_v(in, out, rows));
+  return join_pending(std::move(all));
 }
 
 Pending Communicator::reduce_scatter(const Tensor& in, const Tensor& out) {
@@ -213,46 +249,73 @@ Pending Communicator::all_reduce(const Tensor& in, const Tensor& out, ReduceOp o
 }
 
 Pending Communicator::all_to_all(const Tensor& in, const Tensor& out) {
-  ensure(in.shape.rank() > 0 && in.shape == out.shape && in.shape[0] % size() == 0,
-         "all_to_all over {} ranks: in {}, out {}", size(), in.shape.to_string(),
-         out.shape.to_string());
-  const std::vector<int64_t> rows(ranks_.size(), in.shape[0] / size());
-  return all_to_all_v(in, out, rows, rows);
+  return all_to_all(std::array{RowMove{in, out}});
+}
+
+Pending Communicator::all_to_all(RowMoves moves) {
+  ensure(!moves.empty(), "all_to_all of nothing");
+  for (const auto& [in, out] : moves) {
+    ensure(in.shape.rank() > 0 && in.shape == out.shape && in.shape[0] % size() == 0,
+           "all_to_all over {} ranks: in {}, out {}", size(), in.shape.to_string(),
+           out.shape.to_string());
+  }
+  const std::vector<int64_t> rows(ranks_.size(), moves[0].in.shape[0] / size());
+  return all_to_all_v(moves, rows, rows);
 }
 
 Pending Communicator::all_to_all_v(const Tensor& in, const Tensor& out,
                                    std::span<const int64_t> send_rows,
                                    std::span<const int64_t> receive_rows) {
-  check_rows(in, out, "all_to_all");
+  return all_to_all_v(std::array{RowMove{in, out}}, send_rows, receive_rows);
+}
+
+Pending Communicator::all_to_all_v(RowMoves moves, std::span<const int64_t> send_rows,
+                                   std::span<const int64_t> receive_rows) {
+  ensure(!moves.empty(), "all_to_all of nothing");
   check_counts(send_rows, size(), "all_to_all");
   check_counts(receive_rows, size(), "all_to_all");
-  check_room(in, sum_rows(send_rows), "all_to_all");
-  check_room(out, sum_rows(receive_rows), "all_to_all");
+  for (const auto& [in, out] : moves) {
+    check_rows(in, out, "all_to_all");
+    check_room(in, sum_rows(send_rows), "all_to_all");
+    check_room(out, sum_rows(receive_rows), "all_to_all");
+  }
   const int64_t own = send_rows[rank_];
   ensure(own == receive_rows[rank_], "all_to_all: {} rows to itself, {} from itself", own,
          receive_rows[rank_]);
-  const int64_t bytes = (sum_rows(send_rows) - own) * row_bytes(in);
+  const int64_t bytes = (sum_rows(send_rows) - own) * bytes_of_row(moves);
   count(CommKind::kAllToAll, bytes);
-  if (size() == 1) return copy_rows(in, out, own);
-  return start(CommKind::kAllToAll, bytes,
-               [&] { return do_all_to_all_v(in, out, send_rows, receive_rows); });
+  if (size() == 1) return copy_rows(moves, own);
+  return start(CommKind::kAllToAll, bytes, [&] {
+    return moves.size() == 1 ? do_all_to_all_v(moves[0].in, moves[0].out, send_rows, receive_rows)
+                             : do_all_to_all_moves(moves, send_rows, receive_rows);
+  });
 }
 
-Pending Communicator::all_to_all_v(const Tensor& in, const Tensor& out, const Tensor& send_rows,
+Pending Communicator::do_all_to_all_moves(RowMoves moves, std::span<const int64_t> send_rows,
+                                          std::span<const int64_t> receive_rows) {
+  std::vector<Pending> all;
+  for (const auto& [in, out] : moves)
+    all.push_back(do_all_to_all_v(in, out, send_rows, receive_rows));
+  return join_pending(std::move(all));
+}
+
+Pending Communicator::all_to_all_v(RowMoves moves, const Tensor& send_rows,
                                    const Tensor& receive_rows) {
-  check_rows(in, out, "all_to_all");
-  for (const Tensor& counts : {send_rows, receive_rows})
-    ensure(
-        counts.dtype == DType::kI64 && counts.shape == Shape{size()} && counts.device == in.device,
-        "all_to_all over {} ranks: counts {} {}", size(), dtype_name(counts.dtype),
-        counts.shape.to_string());
+  ensure(!moves.empty(), "all_to_all of nothing");
+  for (const RowMove& move : moves) check_rows(move.in, move.out, "all_to_all");
+  for (const Tensor& counts : {send_rows, receive_rows}) {
+    ensure(counts.dtype == DType::kI64 && counts.shape == Shape{size()} &&
+               counts.device == moves[0].in.device,
+           "all_to_all over {} ranks: counts {} {}", size(), dtype_name(counts.dtype),
+           counts.shape.to_string());
+  }
   count(CommKind::kAllToAll, 0);
   return start(CommKind::kAllToAll, 0,
-               [&] { return do_all_to_all_v(in, out, send_rows, receive_rows); });
+               [&] { return do_all_to_all_moves(moves, send_rows, receive_rows); });
 }
 
-Pending Communicator::do_all_to_all_v(const Tensor& /*in*/, const Tensor& /*out*/,
-                                      const Tensor& /*send_rows*/, const Tensor& /*receive_rows*/) {
+Pending Communicator::do_all_to_all_moves(RowMoves /*moves*/, const Tensor& /*send_rows*/,
+                                          const Tensor& /*receive_rows*/) {
   throw InternalError(fmt::format("group {}: counts that only a device knows", name_));
 }
 

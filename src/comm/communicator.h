@@ -45,6 +45,14 @@ class Pending {
   std::unique_ptr<Work> work_;
 };
 
+/// Of which an operation on rows moves as many from `in` to `out` as it says. Several of them, such
+/// as elements and their scales, are moved by one operation.
+struct RowMove {
+  Tensor in;
+  Tensor out;
+};
+using RowMoves = std::span<const RowMove>;
+
 /// The ranks that communicate with one another, seen from one of them. Every member must start the
 /// same operations in the same order. Operations move raw bytes of contiguous tensors; kinds that
 /// reduce take F32, BF16 (summed in F32, rounded once), F64, I32 and I64. Rows are along the first
@@ -71,10 +79,12 @@ class Communicator {
 
   /// in [n, ...] of each rank -> out [size·n, ...], in the order of the ranks.
   [[nodiscard]] Pending all_gather(const Tensor& in, const Tensor& out);
+  [[nodiscard]] Pending all_gather(RowMoves moves);
   /// The same with rows[i] rows from rank i, one rank's after the other's without gaps; `rows` is
   /// the same on all ranks.
   [[nodiscard]] Pending all_gather_v(const Tensor& in, const Tensor& out,
                                      std::span<const int64_t> rows);
+  [[nodiscard]] Pending all_gather_v(RowMoves moves, std::span<const int64_t> rows);
   /// in [size·n, ...] -> out [n, ...]: part i of all ranks' inputs, summed, goes to rank i.
   [[nodiscard]] Pending reduce_scatter(const Tensor& in, const Tensor& out);
   /// The same with rows[i] rows for rank i.
@@ -85,16 +95,19 @@ class Communicator {
                                    ReduceOp op = ReduceOp::kSum);
   /// in [size·n, ...]: part i goes to rank i, where it becomes part rank() of out.
   [[nodiscard]] Pending all_to_all(const Tensor& in, const Tensor& out);
+  [[nodiscard]] Pending all_to_all(RowMoves moves);
   /// The same with send_rows[i] rows to rank i and receive_rows[i] from it, each in order without
   /// gaps.
   [[nodiscard]] Pending all_to_all_v(const Tensor& in, const Tensor& out,
                                      std::span<const int64_t> send_rows,
                                      std::span<const int64_t> receive_rows);
+  [[nodiscard]] Pending all_to_all_v(RowMoves moves, std::span<const int64_t> send_rows,
+                                     std::span<const int64_t> receive_rows);
   /// Whether the same takes counts that only a device knows.
   virtual bool takes_device_counts() const { return false; }
   /// The same with I64 [size] counts in the memory of the tensors' device, which the host does not
   /// wait for. CommStatistics counts the call and no bytes. REQUIRES takes_device_counts().
-  [[nodiscard]] Pending all_to_all_v(const Tensor& in, const Tensor& out, const Tensor& send_rows,
+  [[nodiscard]] Pending all_to_all_v(RowMoves moves, const Tensor& send_rows,
                                      const Tensor& receive_rows);
   /// Called by all members before messages between neighbours of the group, of which its first and
   /// last are two: back ends may need it to connect them.
@@ -118,8 +131,12 @@ class Communicator {
   virtual Pending do_all_to_all_v(const Tensor& in, const Tensor& out,
                                   std::span<const int64_t> send_rows,
                                   std::span<const int64_t> receive_rows) = 0;
-  virtual Pending do_all_to_all_v(const Tensor& in, const Tensor& out, const Tensor& send_rows,
-                                  const Tensor& receive_rows);
+  /// Of several tensors: one after the other, where a back end has nothing better.
+  virtual Pending do_all_gather_moves(RowMoves moves, std::span<const int64_t> rows);
+  virtual Pending do_all_to_all_moves(RowMoves moves, std::span<const int64_t> send_rows,
+                                      std::span<const int64_t> receive_rows);
+  virtual Pending do_all_to_all_moves(RowMoves moves, const Tensor& send_rows,
+                                      const Tensor& receive_rows);
   virtual Pending do_send(const Tensor& tensor, int64_t to) = 0;
   virtual Pending do_receive(const Tensor& tensor, int64_t from) = 0;
   virtual Pending do_broadcast(const Tensor& tensor, int64_t root) = 0;

@@ -51,6 +51,17 @@ class ProcessCommunicator : public Communicator {
     return collective(CommKind::kAllToAll,
                       all_to_all_schedule(place(), in, out, send_rows, receive_rows));
   }
+  Pending do_all_gather_moves(RowMoves moves, Rows rows) override {
+    std::vector<Schedule> all;
+    for (const auto& [in, out] : moves) all.push_back(all_gather_schedule(place(), in, out, rows));
+    return collective(CommKind::kAllGather, joint_schedule(std::move(all)));
+  }
+  Pending do_all_to_all_moves(RowMoves moves, Rows send_rows, Rows receive_rows) override {
+    std::vector<Schedule> all;
+    for (const auto& [in, out] : moves)
+      all.push_back(all_to_all_schedule(place(), in, out, send_rows, receive_rows));
+    return collective(CommKind::kAllToAll, joint_schedule(std::move(all)));
+  }
   Pending do_send(const Tensor& tensor, int64_t to) override {
     return start(CommKind::kSend, num_sent_[to]++, message_schedule(true, to, tensor));
   }

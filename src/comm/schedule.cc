@@ -159,6 +159,26 @@ Schedule all_to_all_schedule(const Place& place, const Tensor& in, const Tensor&
   };
 }
 
+Schedule joint_schedule(std::vector<Schedule> schedules) {
+  return [schedules = std::move(schedules)](int64_t step, Round& round) {
+    bool goes_on = false;
+    std::vector<std::function<void()>> behind;
+    for (const Schedule& schedule : schedules) {
+      Round part;
+      if (!schedule(step, part)) continue;
+      goes_on = true;
+      round.messages.insert(round.messages.end(), part.messages.begin(), part.messages.end());
+      if (part.then) behind.push_back(std::move(part.then));
+    }
+    if (!behind.empty()) {
+      round.then = [behind = std::move(behind)] {
+        for (const auto& then : behind) then();
+      };
+    }
+    return goes_on;
+  };
+}
+
 Schedule reduce_scatter_schedule(const Place& place, const Tensor& in, const Tensor& out,
                                  std::span<const int64_t> rows, ScratchPool& scratch) {
   RowCounts parts(rows.begin(), rows.end());

@@ -42,6 +42,8 @@ Schedule all_reduce_schedule(const Place& place, const Tensor& in, const Tensor&
 Schedule all_to_all_schedule(const Place& place, const Tensor& in, const Tensor& out,
                              std::span<const int64_t> send_rows,
                              std::span<const int64_t> receive_rows);
+/// All of them at once, round by round.
+Schedule joint_schedule(std::vector<Schedule> schedules);
 /// Along a binomial tree.
 Schedule broadcast_schedule(const Place& place, const Tensor& tensor, int64_t root);
 /// Dissemination: in round k every rank tells the one 2^k places further (Hensgen, Finkel, Manber,

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "comm/rows.h"
 #include "core/memory.h"
@@ -136,6 +137,34 @@ class Counted {
   CommCount before_;
 };
 
+/// At times: rows of other numbers that go along in one operation.
+class Companion {
+ public:
+  Companion(Fixture& f, uint64_t which)
+      : f_(f), which_(mix(which, 1)), goes_along_(f.random.next_below(2) == 0) {}
+
+  void make(int64_t rows, int64_t rows_out) {
+    if (!goes_along_) return;
+    in_.emplace(input(f_, f_.rank(), which_, rows));
+    out_.emplace(f_.dtype, Shape{rows_out, f_.columns});
+  }
+  void add_to(std::vector<RowMove>& moves) const {
+    if (goes_along_) moves.push_back({*in_, *out_});
+  }
+  /// `count` rows of what arrived are rows `from` and on of the `rows` that a member had.
+  void expect(int64_t at, int64_t member, int64_t rows, int64_t from, int64_t count) const {
+    if (goes_along_)
+      expect_rows(*out_, at, input(f_, member, which_, rows), from, count, "what goes along");
+  }
+
+ private:
+  Fixture& f_;
+  uint64_t which_;
+  bool goes_along_;
+  std::optional<OwnedTensor> in_;
+  std::optional<OwnedTensor> out_;
+};
+
 void check_all_gather(Fixture& f, uint64_t which) {
   const bool equal = f.random.next_below(2) == 0;
   const bool in_place = f.random.next_below(3) == 0;
@@ -148,13 +177,19 @@ void check_all_gather(Fixture& f, uint64_t which) {
     from.data = row_data(out, rows_before(rows, f.rank()));
     std::memcpy(from.data, in.get().data, from.num_bytes());
   }
+  Companion more(f, which);
+  more.make(own, out.get().shape[0]);
+  std::vector<RowMove> moves{{from, out}};
+  more.add_to(moves);
   {
-    const Counted counted(f, CommKind::kAllGather, (f.size() - 1) * own * row_bytes(in));
-    (equal ? f.group->all_gather(from, out) : f.group->all_gather_v(from, out, rows)).wait();
+    const int64_t width = row_bytes(in) * std::ssize(moves);
+    const Counted counted(f, CommKind::kAllGather, (f.size() - 1) * own * width);
+    (equal ? f.group->all_gather(moves) : f.group->all_gather_v(moves, rows)).wait();
   }
   for (int64_t member = 0; member < f.size(); ++member) {
     const int64_t n = rows[member];
     expect_rows(out, rows_before(rows, member), input(f, member, which, n), 0, n, "all_gather");
+    more.expect(rows_before(rows, member), member, n, 0, n);
   }
 }
 
@@ -205,15 +240,21 @@ void check_all_to_all(Fixture& f, uint64_t which) {
   const RowCounts send = sent_by(f.rank());
   const OwnedTensor in = input(f, f.rank(), which, sum_rows(send));
   const OwnedTensor out(f.dtype, {sum_rows(receive) + (equal ? 0 : kSlack), f.columns});
+  Companion more(f, which);
+  more.make(sum_rows(send), out.get().shape[0]);
+  std::vector<RowMove> moves{{in, out}};
+  more.add_to(moves);
   {
     const int64_t sent = sum_rows(send) - cell(f.rank(), f.rank());
-    const Counted counted(f, CommKind::kAllToAll, sent * row_bytes(in));
-    (equal ? f.group->all_to_all(in, out) : f.group->all_to_all_v(in, out, send, receive)).wait();
+    const Counted counted(f, CommKind::kAllToAll, sent * row_bytes(in) * std::ssize(moves));
+    (equal ? f.group->all_to_all(moves) : f.group->all_to_all_v(moves, send, receive)).wait();
   }
   for (int64_t from = 0; from < f.size(); ++from) {
     const RowCounts theirs = sent_by(from);
     expect_rows(out, rows_before(receive, from), input(f, from, which, sum_rows(theirs)),
                 rows_before(theirs, f.rank()), cell(from, f.rank()), "all_to_all");
+    more.expect(rows_before(receive, from), from, sum_rows(theirs), rows_before(theirs, f.rank()),
+                cell(from, f.rank()));
   }
 }
 

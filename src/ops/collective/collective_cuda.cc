@@ -46,10 +46,8 @@ Pending all_to_all_on_device(const AllToAllV& op, const Args<AllToAllV>& args) {
   // Who gives no extent wants the rest cleared, for which the host must know where it begins.
   if (!at_bound || !op.comm().takes_device_counts())
     return collective::all_to_all_v<read_counts>(op, args);
-  return collective::exchange_rows(
-      args.in(Op::kX), args.out(Op::kY), [&](const Tensor& x, const Tensor& y) {
-        return op.comm().all_to_all_v(x, y, args.in(Op::kSendRows), args.in(Op::kReceiveRows));
-      });
+  return op.comm().all_to_all_v(collective::moves_of(args.in(Op::kX), args.out(Op::kY)),
+                                args.in(Op::kSendRows), args.in(Op::kReceiveRows));
 }
 
 int64_t workspace_bytes(const HeadExchange& op, std::span<const ValueType> inputs) {

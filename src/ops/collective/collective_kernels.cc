@@ -4,9 +4,7 @@ namespace tessera::collective {
 namespace {
 
 Pending all_gather(const AllGather& op, const Args<AllGather>& args) {
-  return exchange_rows(
-      args.in(AllGather::kX), args.out(AllGather::kY),
-      [&](const Tensor& x, const Tensor& y) { return op.comm().all_gather(x, y); });
+  return op.comm().all_gather(moves_of(args.in(AllGather::kX), args.out(AllGather::kY)));
 }
 
 Pending reduce_scatter(const ReduceScatter& op, const Args<ReduceScatter>& args) {
@@ -18,9 +16,7 @@ Pending all_reduce_constant(const AllReduceConstant& op, const Args<AllReduceCon
 }
 
 Pending all_to_all(const AllToAll& op, const Args<AllToAll>& args) {
-  return exchange_rows(
-      args.in(AllToAll::kX), args.out(AllToAll::kY),
-      [&](const Tensor& x, const Tensor& y) { return op.comm().all_to_all(x, y); });
+  return op.comm().all_to_all(moves_of(args.in(AllToAll::kX), args.out(AllToAll::kY)));
 }
 
 }  // namespace

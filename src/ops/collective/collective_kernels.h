@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "ops/collective/collective.h"
 
@@ -27,31 +28,10 @@ class WorkThen final : public Work {
   std::function<void()> then_;
 };
 
-/// Two exchanges that are one to whoever waits.
-class BothWork final : public Work {
- public:
-  BothWork(Pending first, Pending second) : first_(std::move(first)), second_(std::move(second)) {}
-
-  void wait() override {
-    first_.wait();
-    second_.wait();
-  }
-  bool done() override { return first_.done() && second_.done(); }
-  /// The destructors that follow abandon the exchanges.
-  void abandon() noexcept override {}
-
- private:
-  Pending first_;
-  Pending second_;
-};
-
-/// Moves rows, and their scales where they have some, by exchange(from, to).
-template <typename Exchange>
-Pending exchange_rows(const Tensor& x, const Tensor& y, const Exchange& exchange) {
-  if (!x.scale.is_scaled()) return exchange(x, y);
-  Pending elements = exchange(elements_of(x), elements_of(y));
-  Pending scales = exchange(row_scales_of(x), row_scales_of(y));
-  return Pending(std::make_unique<BothWork>(std::move(elements), std::move(scales)));
+/// What an exchange moves of rows: them, and their scales where they have some.
+inline std::vector<RowMove> moves_of(const Tensor& x, const Tensor& y) {
+  if (!x.scale.is_scaled()) return {{x, y}};
+  return {{elements_of(x), elements_of(y)}, {row_scales_of(x), row_scales_of(y)}};
 }
 
 /// The kernels that need nothing but a communicator.

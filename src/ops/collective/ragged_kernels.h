@@ -40,18 +40,16 @@ Pending all_to_all_v(const AllToAllV& op, const Args<AllToAllV>& args) {
   const std::vector<int64_t> send_rows = kRead(args, args.in(Op::kSendRows));
   const std::vector<int64_t> receive_rows = kRead(args, args.in(Op::kReceiveRows));
   clear_rows_after(args, sum_rows(receive_rows));
-  return exchange_rows(args.in(Op::kX), args.out(Op::kY), [&](const Tensor& x, const Tensor& y) {
-    return op.comm().all_to_all_v(x, y, send_rows, receive_rows);
-  });
+  return op.comm().all_to_all_v(moves_of(args.in(Op::kX), args.out(Op::kY)), send_rows,
+                                receive_rows);
 }
 
 template <ReadCounts kRead>
 Pending all_gather_v(const AllGatherV& op, const Args<AllGatherV>& args) {
   const std::vector<int64_t> counts = kRead(args, args.in(AllGatherV::kCounts));
   clear_rows_after(args, sum_rows(counts));
-  return exchange_rows(
-      args.in(AllGatherV::kX), args.out(AllGatherV::kY),
-      [&](const Tensor& x, const Tensor& y) { return op.comm().all_gather_v(x, y, counts); });
+  return op.comm().all_gather_v(moves_of(args.in(AllGatherV::kX), args.out(AllGatherV::kY)),
+                                counts);
 }
 
 template <ReadCounts kRead>

@@ -68,6 +68,20 @@ TEST(ScaledRows, ScalesGoAlong) {
   });
 }
 
+TEST(ScaledRows, AreOneExchangeWithTheirScales) {
+  run_thread_world(kRanks, [](World& world) {
+    const CommunicatorPtr comm = world.make_world_group();
+    const OwnedTensor tokens = tokens_of(world.rank());
+    const ScaledTensor coded = quantize(tokens.get(), {.scale = ScaleLayout::row()});
+    const OperatorPtr op = make_all_to_all(comm);
+    const ScaledTensor found(op->infer(std::vector{type_of(coded.tensor)})[0]);
+    exchanged(*op, {coded.tensor}, found.tensor);
+    const CommCount count = world.statistics().count(comm->name(), CommKind::kAllToAll);
+    EXPECT_EQ(count.calls, 1);
+    EXPECT_EQ(count.bytes, kRows / kRanks * (kRanks - 1) * (kWidth + int64_t{sizeof(float)}));
+  });
+}
+
 TEST(ScaledRows, AreNotAddedUp) {
   const CommunicatorPtr comm = make_single_communicator("tp");
   ValueType x{.dtype = DType::kE4M3, .shape = {4, 8}, .scale = ScaleLayout::row()};

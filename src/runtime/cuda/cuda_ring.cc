@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "comm/process_watch.h"
+#include "comm/rows.h"
+#include "core/memory.h"
 #include "ops/cuda/check.h"
 
 namespace tessera::cuda {
@@ -123,6 +125,62 @@ void CudaRing::make_view(int rank) {
   void* status = nullptr;
   check(cudaHostGetDevicePointer(&status, status_, 0));
   view_.status = static_cast<RingStatus*>(status);
+}
+
+void CudaRing::all_gather(const RowMove& move, std::span<const int64_t> rows,
+                          cudaStream_t stream) const {
+  RingAllToAll gathering{
+      .from = move.in.data, .to = move.out.data, .row_bytes = row_bytes(move.in), .gathers = true};
+  std::fill_n(gathering.send_rows, view_.size, rows[view_.rank]);
+  std::ranges::copy(rows, gathering.receive_rows);
+  launch_ring_all_to_all(view_, gathering, stream);
+}
+
+void CudaRing::all_to_all(const RowMove& move, std::span<const int64_t> send_rows,
+                          std::span<const int64_t> receive_rows, cudaStream_t stream) const {
+  RingAllToAll exchange{.from = move.in.data, .to = move.out.data, .row_bytes = row_bytes(move.in)};
+  std::ranges::copy(send_rows, exchange.send_rows);
+  std::ranges::copy(receive_rows, exchange.receive_rows);
+  launch_ring_all_to_all(view_, exchange, stream);
+}
+
+void CudaRing::all_to_all(const RowMove& move, const Tensor& send_rows, const Tensor& receive_rows,
+                          cudaStream_t stream) const {
+  launch_ring_all_to_all(view_,
+                         {.from = move.in.data,
+                          .to = move.out.data,
+                          .row_bytes = row_bytes(move.in),
+                          .device_send_rows = send_rows.as<int64_t>(),
+                          .device_receive_rows = receive_rows.as<int64_t>()},
+                         stream);
+}
+
+void CudaRing::reduce_scatter(const Tensor& in, const Tensor& out, std::span<const int64_t> rows,
+                              cudaStream_t stream) const {
+  RingSum sum{.from = in.data, .to = out.data};
+  sum.is_f32 = in.dtype == DType::kF32;
+  for (size_t r = 0; r < rows.size(); ++r) sum.counts[r] = rows[r] * row_elements(in);
+  launch_ring_sum(view_, sum, stream);
+}
+
+/// The elements are cut over the ranks, each sums its part, and the parts are gathered.
+void CudaRing::all_reduce(const Tensor& in, const Tensor& out, cudaStream_t stream) const {
+  constexpr int64_t kGrain = 64;  // parts begin at whole vectors
+  const int64_t count = in.num_elements();
+  const int64_t share = align_up((count + view_.size - 1) / view_.size, kGrain);
+  std::vector<int64_t> parts;
+  for (int64_t r = 0; r < view_.size; ++r)
+    parts.push_back(std::clamp<int64_t>(count - r * share, 0, share));
+  const int64_t own = parts[view_.rank];
+  auto* const own_part = static_cast<std::byte*>(out.data) +
+                         std::min(view_.rank * share, count) * dtype_size(in.dtype);
+  reduce_scatter({in.data, in.dtype, {count}, in.device}, {own_part, in.dtype, {own}, in.device},
+                 parts, stream);
+  const int64_t grain = count % kGrain == 0 ? kGrain : 1;
+  for (int64_t& part : parts) part /= grain;
+  all_gather({{own_part, in.dtype, {own / grain, grain}, in.device},
+              {out.data, in.dtype, {count / grain, grain}, in.device}},
+             parts, stream);
 }
 
 void CudaRing::abort() noexcept {

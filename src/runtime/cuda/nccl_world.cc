@@ -10,15 +10,13 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/device_buffer.h"
 #include "runtime/cuda/cuda_backend.h"
-#include "runtime/cuda/cuda_ring.h"
-#include "runtime/cuda/nccl_channel.h"
+#include "runtime/cuda/nccl_rank.h"
 #include "runtime/cuda/nccl_sum.h"
 
 namespace tessera::cuda {
 namespace {
 
 using Rows = std::span<const int64_t>;
-using Clock = std::chrono::steady_clock;
 
 /// BF16 values that a reduction receives from each other rank at a time.
 constexpr int64_t kSumPiece = int64_t{16} << 20;
@@ -49,92 +47,9 @@ bool all_equal(Rows rows) {
   return std::ranges::all_of(rows, [&](int64_t n) { return n == rows[0]; });
 }
 
-/// What all groups of a rank share.
-struct Shared {
-  World& host;
-  std::shared_ptr<CudaDevice> device;
-  CommOptions options;
-  std::shared_ptr<CommStatistics> statistics = std::make_shared<CommStatistics>();
-  std::vector<NcclChannel*> channels = {};                    ///< all that live
-  std::vector<std::pair<std::string, CudaRing*>> rings = {};  ///< all that live, with their groups
-
-  /// Why waiting since `begin` cannot end; "" while it may.
-  std::string find_reason(Clock::time_point begin) const;
-  /// Throws CommError where waiting for the GPU since `begin` cannot end.
-  void watch_device(Clock::time_point begin);
-  void abort_all() noexcept;
-  [[noreturn]] void fail(FailedWait wait, Clock::time_point begin, const std::string& reason);
-};
-
-void Shared::abort_all() noexcept {
-  for (const auto& [group, ring] : rings) ring->abort();
-  for (NcclChannel* channel : channels) channel->abort();
-}
-
-void Shared::fail(FailedWait wait, Clock::time_point begin, const std::string& reason) {
-  wait.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  wait.reason = reason;
-  for (const auto& [group, ring] : rings) {
-    const int64_t missing = ring->waits_for();
-    if (group == wait.group && missing >= 0) wait.missing = {wait.ranks[missing]};
-  }
-  abort_all();
-  throw CommError(describe(wait));
-}
-
-std::string Shared::find_reason(Clock::time_point begin) const {
-  for (const NcclChannel* channel : channels) {
-    if (std::string reason = channel->failure(); !reason.empty()) return reason;
-  }
-  if (host.ending()) return "another rank has ended, or the job is being ended";
-  if (std::chrono::duration<double>(Clock::now() - begin).count() > options.timeout_seconds)
-    return fmt::format("the time limit is {} s", options.timeout_seconds);
-  return "";
-}
-
-void Shared::watch_device(Clock::time_point begin) {
-  const std::string reason = find_reason(begin);
-  if (reason.empty()) return;
-  // With nothing under way the GPU itself is at work, however long that takes.
-  for (NcclChannel* channel : channels) {
-    if (const auto wait = channel->first_unfinished()) fail(*wait, begin, reason);
-  }
-}
-
-/// A channel that is watched while it lives.
-class Watched {
- public:
-  Watched(Shared& shared, const NcclPlace& place, Communicator& host)
-      : shared_(shared),
-        channel_(shared.device, place, share_id(place, host),
-                 [&shared](const FailedWait& wait, Clock::time_point begin) {
-                   if (const std::string reason = shared.find_reason(begin); !reason.empty())
-                     shared.fail(wait, begin, reason);
-                 }) {
-    shared_.channels.push_back(&channel_);
-  }
-  ~Watched() { std::erase(shared_.channels, &channel_); }
-  Watched(const Watched&) = delete;
-  Watched& operator=(const Watched&) = delete;
-  NcclChannel& channel() { return channel_; }
-
- private:
-  /// The id that the place's first rank makes, over a host group whose members all call.
-  static ncclUniqueId share_id(const NcclPlace& place, Communicator& host) {
-    ncclUniqueId id{};
-    const auto root = std::ranges::find(host.ranks(), place.ranks[0]) - host.ranks().begin();
-    if (host.rank() == root) NcclLibrary::get().check(NcclLibrary::get().get_unique_id(&id));
-    host.broadcast({&id, DType::kU8, {static_cast<int64_t>(sizeof(id))}}, root).wait();
-    return id;
-  }
-
-  Shared& shared_;
-  NcclChannel channel_;
-};
-
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(std::shared_ptr<Shared> shared, CommunicatorPtr host)
+  NcclCommunicator(std::shared_ptr<NcclRank> shared, CommunicatorPtr host)
       : Communicator(host->name(), host->ranks(), host->rank(), shared->statistics),
         shared_(std::move(shared)),
         host_(std::move(host)),
@@ -161,8 +76,10 @@ class NcclCommunicator final : public Communicator {
   Pending do_all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) override;
   Pending do_all_to_all_v(const Tensor& in, const Tensor& out, Rows send_rows,
                           Rows receive_rows) override;
-  Pending do_all_to_all_v(const Tensor& in, const Tensor& out, const Tensor& send_rows,
-                          const Tensor& receive_rows) override;
+  Pending do_all_gather_moves(RowMoves moves, Rows rows) override;
+  Pending do_all_to_all_moves(RowMoves moves, Rows send_rows, Rows receive_rows) override;
+  Pending do_all_to_all_moves(RowMoves moves, const Tensor& send_rows,
+                              const Tensor& receive_rows) override;
   Pending do_send(const Tensor& tensor, int64_t to) override;
   Pending do_receive(const Tensor& tensor, int64_t from) override;
   Pending do_broadcast(const Tensor& tensor, int64_t root) override;
@@ -184,26 +101,26 @@ class NcclCommunicator final : public Communicator {
     nccl_.check(nccl_.group_end());
   }
   void copy(void* to, const void* from, int64_t num_bytes);
-  static bool sums_by_ring(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF32; }
-  void sum_by_ring(const Tensor& in, const Tensor& out, Rows rows);
-  void all_reduce_by_ring(const Tensor& in, const Tensor& out);
+  void gather_rows(const RowMove& move, Rows rows);
+  void copy_own_rows(const RowMove& move, Rows send_rows, Rows receive_rows);
+  void swap_rows(const RowMove& move, Rows send_rows, Rows receive_rows);
   void sum_bf16(const Tensor& in, const Tensor& out, Rows rows);
   void all_reduce_bf16(const Tensor& in, const Tensor& out);
   DeviceBuffer& sum_scratch();
   void send_first(NcclChannel& channel, bool is_sender);
   NcclChannel& messages(int64_t from, int64_t to);
 
-  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<NcclRank> shared_;
   CommunicatorPtr host_;
   const NcclLibrary& nccl_;
   // These live longer than what may use them.
   std::unique_ptr<CudaRing> ring_;  ///< null where the GPUs do not address one another's memory
   std::unique_ptr<DeviceBuffer> sum_scratch_;
   std::unique_ptr<DeviceBuffer> first_message_;
-  Watched all_;
+  WatchedChannel all_;
   /// By the sender's and the receiver's place: each direction between two ranks is a communicator
   /// of its own, since operations of one are in order, and two ranks may send at the same time.
-  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Watched>> messages_;
+  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<WatchedChannel>> messages_;
   int64_t num_collectives_ = 0;
   std::vector<int64_t> num_messages_;
 };
@@ -217,7 +134,7 @@ void NcclCommunicator::connect_neighbours() {
       const std::vector<int64_t> pair{ranks()[from], ranks()[to]};
       const CommunicatorPtr host =
           shared_->host.make_group(fmt::format("{} {} to {}", name(), from, to), pair);
-      auto& pair_channel = messages_[{from, to}] = std::make_unique<Watched>(
+      auto& pair_channel = messages_[{from, to}] = std::make_unique<WatchedChannel>(
           *shared_, NcclPlace{name(), pair, from == rank() ? 0 : 1}, *host);
       send_first(pair_channel->channel(), from == rank());
     }
@@ -252,29 +169,36 @@ void NcclCommunicator::copy(void* to, const void* from, int64_t num_bytes) {
   check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice, stream()));
 }
 
+void NcclCommunicator::gather_rows(const RowMove& move, Rows rows) {
+  const auto& [in, out] = move;
+  const int64_t width = row_bytes(in);
+  if (all_equal(rows)) {
+    nccl_.check(nccl_.all_gather(in.data, out.data, rows[0] * width, ncclUint8, comm(), stream()));
+    return;
+  }
+  for (int64_t p = 0; p < size(); ++p) {
+    const size_t num_bytes = rows[p] * width;
+    void* const part = row_data(out, rows_before(rows, p));
+    if (num_bytes > 0)
+      nccl_.check(nccl_.broadcast(p == rank() ? in.data : part, part, num_bytes, ncclUint8,
+                                  static_cast<int>(p), comm(), stream()));
+  }
+}
+
 Pending NcclCommunicator::do_all_gather_v(const Tensor& in, const Tensor& out, Rows rows) {
-  if (in.device == nullptr) return host_->all_gather_v(in, out, rows);
+  const RowMove move{in, out};
+  return do_all_gather_moves({&move, 1}, rows);
+}
+
+Pending NcclCommunicator::do_all_gather_moves(RowMoves moves, Rows rows) {
+  if (moves[0].in.device == nullptr) return host_->all_gather_v(moves, rows);
   return start(CommKind::kAllGather, [&] {
-    const int64_t width = row_bytes(in);
     if (ring_) {
-      RingAllToAll gathering{.from = in.data, .to = out.data, .row_bytes = width, .gathers = true};
-      std::fill_n(gathering.send_rows, size(), rows[own()]);
-      std::ranges::copy(rows, gathering.receive_rows);
-      return launch_ring_all_to_all(ring_->view(), gathering, stream());
-    }
-    if (all_equal(rows)) {
-      nccl_.check(
-          nccl_.all_gather(in.data, out.data, rows[0] * width, ncclUint8, comm(), stream()));
+      for (const RowMove& move : moves) ring_->all_gather(move, rows, stream());
       return;
     }
     together([&] {
-      for (int64_t p = 0; p < size(); ++p) {
-        const size_t num_bytes = rows[p] * width;
-        void* const part = row_data(out, rows_before(rows, p));
-        if (num_bytes > 0)
-          nccl_.check(nccl_.broadcast(p == rank() ? in.data : part, part, num_bytes, ncclUint8,
-                                      static_cast<int>(p), comm(), stream()));
-      }
+      for (const RowMove& move : moves) gather_rows(move, rows);
     });
   });
 }
@@ -283,7 +207,7 @@ Pending NcclCommunicator::do_reduce_scatter_v(const Tensor& in, const Tensor& ou
   if (in.device == nullptr) return host_->reduce_scatter_v(in, out, rows);
   return start(CommKind::kReduceScatter, [&] {
     const int64_t width = row_elements(in);
-    if (ring_ && sums_by_ring(in.dtype)) return sum_by_ring(in, out, rows);
+    if (ring_ && CudaRing::can_sum(in.dtype)) return ring_->reduce_scatter(in, out, rows, stream());
     if (in.dtype == DType::kBF16) return sum_bf16(in, out, rows);
     const ncclDataType_t type = type_of(in.dtype);
     if (all_equal(rows)) {
@@ -308,13 +232,6 @@ DeviceBuffer& NcclCommunicator::sum_scratch() {
         static_cast<size_t>((size() - 1) * kSumPiece * dtype_size(DType::kBF16)));
   }
   return *sum_scratch_;
-}
-
-void NcclCommunicator::sum_by_ring(const Tensor& in, const Tensor& out, Rows rows) {
-  RingSum sum{.from = in.data, .to = out.data};
-  sum.is_f32 = in.dtype == DType::kF32;
-  for (int64_t p = 0; p < size(); ++p) sum.counts[p] = rows[p] * row_elements(in);
-  launch_ring_sum(ring_->view(), sum, stream());
 }
 
 /// Every rank sends part i to rank i, piece by piece, which sums them.
@@ -352,28 +269,6 @@ void NcclCommunicator::sum_bf16(const Tensor& in, const Tensor& out, Rows rows) 
   }
 }
 
-/// As all_reduce_bf16, where parts begin at whole vectors.
-void NcclCommunicator::all_reduce_by_ring(const Tensor& in, const Tensor& out) {
-  constexpr int64_t kGrain = 64;
-  const int64_t count = in.num_elements();
-  const int64_t share = (count + size() * kGrain - 1) / (size() * kGrain) * kGrain;
-  std::vector<int64_t> parts;
-  for (int64_t p = 0; p < size(); ++p)
-    parts.push_back(std::clamp<int64_t>(count - p * share, 0, share));
-  const int64_t width = dtype_size(in.dtype);
-  auto* const own_part =
-      static_cast<std::byte*>(out.data) + std::min(rank() * share, count) * width;
-  sum_by_ring({in.data, in.dtype, {count}, in.device},
-              {own_part, out.dtype, {parts[own()]}, out.device}, parts);
-  // Rows of the largest grain that all parts are multiples of go by whole vectors.
-  const int64_t grain = count % kGrain == 0 ? kGrain : 1;
-  RingAllToAll gathering{
-      .from = own_part, .to = out.data, .row_bytes = grain * width, .gathers = true};
-  std::fill_n(gathering.send_rows, size(), parts[own()] / grain);
-  std::ranges::transform(parts, gathering.receive_rows, [&](int64_t n) { return n / grain; });
-  launch_ring_all_to_all(ring_->view(), gathering, stream());
-}
-
 /// The elements are cut over the ranks, each sums its part, and the parts are gathered.
 void NcclCommunicator::all_reduce_bf16(const Tensor& in, const Tensor& out) {
   const int64_t count = in.num_elements();
@@ -399,52 +294,58 @@ void NcclCommunicator::all_reduce_bf16(const Tensor& in, const Tensor& out) {
 Pending NcclCommunicator::do_all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) {
   if (in.device == nullptr) return host_->all_reduce(in, out, op);
   return start(CommKind::kAllReduce, [&] {
-    if (op == ReduceOp::kSum && ring_ && sums_by_ring(in.dtype)) return all_reduce_by_ring(in, out);
+    if (op == ReduceOp::kSum && ring_ && CudaRing::can_sum(in.dtype))
+      return ring_->all_reduce(in, out, stream());
     if (in.dtype == DType::kBF16 && op == ReduceOp::kSum) return all_reduce_bf16(in, out);
     nccl_.check(nccl_.all_reduce(in.data, out.data, in.num_elements(), type_of(in.dtype),
                                  op == ReduceOp::kSum ? ncclSum : ncclMax, comm(), stream()));
   });
 }
 
+void NcclCommunicator::copy_own_rows(const RowMove& move, Rows send_rows, Rows receive_rows) {
+  copy(row_data(move.out, rows_before(receive_rows, rank())),
+       row_data(move.in, rows_before(send_rows, rank())), send_rows[own()] * row_bytes(move.in));
+}
+
+void NcclCommunicator::swap_rows(const RowMove& move, Rows send_rows, Rows receive_rows) {
+  const int64_t width = row_bytes(move.in);
+  for (int64_t p = 0; p < size(); ++p) {
+    if (p == rank()) continue;
+    const size_t sent = send_rows[p] * width;
+    const size_t received = receive_rows[p] * width;
+    if (sent > 0)
+      nccl_.check(nccl_.send(row_data(move.in, rows_before(send_rows, p)), sent, ncclUint8,
+                             static_cast<int>(p), comm(), stream()));
+    if (received > 0)
+      nccl_.check(nccl_.receive(row_data(move.out, rows_before(receive_rows, p)), received,
+                                ncclUint8, static_cast<int>(p), comm(), stream()));
+  }
+}
+
 Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out, Rows send_rows,
                                           Rows receive_rows) {
-  if (in.device == nullptr) return host_->all_to_all_v(in, out, send_rows, receive_rows);
+  const RowMove move{in, out};
+  return do_all_to_all_moves({&move, 1}, send_rows, receive_rows);
+}
+
+Pending NcclCommunicator::do_all_to_all_moves(RowMoves moves, Rows send_rows, Rows receive_rows) {
+  if (moves[0].in.device == nullptr) return host_->all_to_all_v(moves, send_rows, receive_rows);
   return start(CommKind::kAllToAll, [&] {
-    const int64_t width = row_bytes(in);
     if (ring_) {
-      RingAllToAll exchange{.from = in.data, .to = out.data, .row_bytes = width};
-      std::ranges::copy(send_rows, exchange.send_rows);
-      std::ranges::copy(receive_rows, exchange.receive_rows);
-      return launch_ring_all_to_all(ring_->view(), exchange, stream());
+      for (const RowMove& move : moves) ring_->all_to_all(move, send_rows, receive_rows, stream());
+      return;
     }
-    copy(row_data(out, rows_before(receive_rows, rank())),
-         row_data(in, rows_before(send_rows, rank())), send_rows[own()] * width);
+    for (const RowMove& move : moves) copy_own_rows(move, send_rows, receive_rows);
     together([&] {
-      for (int64_t p = 0; p < size(); ++p) {
-        if (p == rank()) continue;
-        const size_t sent = send_rows[p] * width;
-        const size_t received = receive_rows[p] * width;
-        if (sent > 0)
-          nccl_.check(nccl_.send(row_data(in, rows_before(send_rows, p)), sent, ncclUint8,
-                                 static_cast<int>(p), comm(), stream()));
-        if (received > 0)
-          nccl_.check(nccl_.receive(row_data(out, rows_before(receive_rows, p)), received,
-                                    ncclUint8, static_cast<int>(p), comm(), stream()));
-      }
+      for (const RowMove& move : moves) swap_rows(move, send_rows, receive_rows);
     });
   });
 }
 
-Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out,
-                                          const Tensor& send_rows, const Tensor& receive_rows) {
+Pending NcclCommunicator::do_all_to_all_moves(RowMoves moves, const Tensor& send_rows,
+                                              const Tensor& receive_rows) {
   return start(CommKind::kAllToAll, [&] {
-    launch_ring_all_to_all(ring_->view(),
-                           {.from = in.data,
-                            .to = out.data,
-                            .row_bytes = row_bytes(in),
-                            .device_send_rows = send_rows.as<int64_t>(),
-                            .device_receive_rows = receive_rows.as<int64_t>()},
-                           stream());
+    for (const RowMove& move : moves) ring_->all_to_all(move, send_rows, receive_rows, stream());
   });
 }
 
@@ -481,10 +382,10 @@ Pending NcclCommunicator::do_broadcast(const Tensor& tensor, int64_t root) {
 class NcclWorld final : public World {
  public:
   NcclWorld(World& host, std::shared_ptr<CudaDevice> device, const CommOptions& options)
-      : shared_(new Shared{host, std::move(device), options}) {
-    Shared* const shared = shared_.get();
+      : shared_(new NcclRank{host, std::move(device), options}) {
+    NcclRank* const shared = shared_.get();
     shared_->device->set_watch(
-        {.look = [shared](Clock::time_point begin) { shared->watch_device(begin); },
+        {.look = [shared](Device::Time begin) { shared->watch_device(begin); },
          .give_up = [shared] { shared->abort_all(); }});
   }
   ~NcclWorld() override { shared_->device->set_watch({}); }
@@ -503,7 +404,7 @@ class NcclWorld final : public World {
  private:
   void end_others(int exit_code) override { shared_->host.abort(exit_code); }
 
-  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<NcclRank> shared_;
 };
 
 }  // namespace
