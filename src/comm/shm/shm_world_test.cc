@@ -9,7 +9,6 @@ namespace tessera {
 namespace {
 
 using testing::ContainsRegex;
-using testing::HasSubstr;
 
 ProgramResult run_torchrun(int num_ranks, const std::string& arguments) {
   return run_program(kRankProgram + "torchrun " + std::to_string(num_ranks) + " " + arguments);
