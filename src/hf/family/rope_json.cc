@@ -171,8 +171,10 @@ double read_base(const ConfigJson& config, const RopeJson& json) {
 
 /// Elements of a head of standard attention.
 double head_size(const ConfigJson& config) {
-  if (!config.is_null("head_dim")) return static_cast<double>(config.size("head_dim"));
-  return static_cast<double>(config.size("hidden_size") / config.size("num_attention_heads"));
+  const int64_t size = config.is_null("head_dim")
+                           ? config.size("hidden_size") / config.size("num_attention_heads")
+                           : config.size("head_dim");
+  return static_cast<double>(size);
 }
 
 /// Hunyuan's fixed "NTK-aware" stretch of the base, which its files call dynamic though it does not
