@@ -78,7 +78,8 @@ void measure(Communicator& group, Device& device, int64_t bytes, DType dtype) {
           t.get().data, DType::kU8, {t.get().num_bytes() / kRowBytes, kRowBytes}, t.get().device};
     };
     report("  by counts", mean([&] {
-             group.all_to_all_v(rows(b.whole), rows(b.other), b.counts, b.counts).wait();
+             const RowMove move{rows(b.whole), rows(b.other)};
+             group.all_to_all_v({&move, 1}, b.counts, b.counts).wait();
            }),
            1);
   }
