@@ -68,7 +68,8 @@ TEST_P(GroundTruthGpu, Bf16ErrsNoMoreThanANaiveRun) {
                        median_of(to_doubles(expected.bytes().data(), DType::kF32,
                                             static_cast<size_t>(expected.entry->shape[0])));
   EXPECT_LT(moved, 0.02);
-  EXPECT_LT(ratio, moved < 0.01 ? 1.5 : 15.0);
+  // A token near a tie that goes to another expert changes whole rows of gradients.
+  EXPECT_LT(ratio, moved < 0.005 ? 1.5 : moved < 0.01 ? 5.0 : 15.0);
   std::cout << fmt::format(
       "{}: BF16 gradients' error over a naive run's: {:.2f}; {:.2f}% of the assignments moved\n",
       folder().filename().string(), ratio, 100 * moved);

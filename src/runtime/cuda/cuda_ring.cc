@@ -46,6 +46,23 @@ bool can_reach(int device, int peer) {
   return status == cudaErrorPeerAccessAlreadyEnabled ? !succeeds(status) : succeeds(status);
 }
 
+/// The same exchange in rows of as many bytes as the kernel can move at once, of those of which all
+/// counts are multiples: rows of few bytes would go one by one.
+RingAllToAll in_words(RingAllToAll exchange, int num_ranks) {
+  int64_t word = 16;
+  const auto divides = [&](int64_t rows) { return rows * exchange.row_bytes % word == 0; };
+  while (word > 1 &&
+         !(std::all_of(exchange.send_rows, exchange.send_rows + num_ranks, divides) &&
+           std::all_of(exchange.receive_rows, exchange.receive_rows + num_ranks, divides)))
+    word /= 4;
+  for (int r = 0; r < num_ranks; ++r) {
+    exchange.send_rows[r] = exchange.send_rows[r] * exchange.row_bytes / word;
+    exchange.receive_rows[r] = exchange.receive_rows[r] * exchange.row_bytes / word;
+  }
+  exchange.row_bytes = word;
+  return exchange;
+}
+
 size_t chunks_and_counts(int num_ranks) {
   return ring_chunk_bytes(num_ranks) + 2 * ring_count_bytes(num_ranks);
 }
@@ -133,15 +150,7 @@ void CudaRing::all_gather(const RowMove& move, std::span<const int64_t> rows,
       .from = move.in.data, .to = move.out.data, .row_bytes = row_bytes(move.in), .gathers = true};
   std::fill_n(gathering.send_rows, view_.size, rows[view_.rank]);
   std::ranges::copy(rows, gathering.receive_rows);
-  launch_ring_all_to_all(view_, gathering, stream);
-}
-
-void CudaRing::all_to_all(const RowMove& move, std::span<const int64_t> send_rows,
-                          std::span<const int64_t> receive_rows, cudaStream_t stream) const {
-  RingAllToAll exchange{.from = move.in.data, .to = move.out.data, .row_bytes = row_bytes(move.in)};
-  std::ranges::copy(send_rows, exchange.send_rows);
-  std::ranges::copy(receive_rows, exchange.receive_rows);
-  launch_ring_all_to_all(view_, exchange, stream);
+  launch_ring_all_to_all(view_, in_words(gathering, view_.size), stream);
 }
 
 void CudaRing::all_to_all(const RowMove& move, const Tensor& send_rows, const Tensor& receive_rows,
@@ -176,10 +185,7 @@ void CudaRing::all_reduce(const Tensor& in, const Tensor& out, cudaStream_t stre
                          std::min(view_.rank * share, count) * dtype_size(in.dtype);
   reduce_scatter({in.data, in.dtype, {count}, in.device}, {own_part, in.dtype, {own}, in.device},
                  parts, stream);
-  const int64_t grain = count % kGrain == 0 ? kGrain : 1;
-  for (int64_t& part : parts) part /= grain;
-  all_gather({{own_part, in.dtype, {own / grain, grain}, in.device},
-              {out.data, in.dtype, {count / grain, grain}, in.device}},
+  all_gather({{own_part, in.dtype, {own}, in.device}, {out.data, in.dtype, {count}, in.device}},
              parts, stream);
 }
 

@@ -18,6 +18,10 @@ namespace {
 
 using Rows = std::span<const int64_t>;
 
+/// Up to so many bytes for each other rank NCCL is behind the ring, with more it is before it
+/// (bench/comm_cuda_bench.cc). Compared with sizes that all ranks know.
+constexpr int64_t kMostByRing = int64_t{16} << 20;
+
 /// BF16 values that a reduction receives from each other rank at a time.
 constexpr int64_t kSumPiece = int64_t{16} << 20;
 
@@ -88,6 +92,13 @@ class NcclCommunicator final : public Communicator {
   ncclComm_t comm() { return all_.channel().comm(); }
   cudaStream_t stream() { return all_.channel().stream(); }
   size_t own() const { return rank(); }
+  /// Whether NCCL is behind, for so many bytes for each other rank at most.
+  bool goes_by_ring(int64_t bytes) const { return ring_ != nullptr && bytes <= kMostByRing; }
+  /// NCCL does not sum BF16 in F32, so the alternative is an exchange and another kernel.
+  bool sums_by_ring(DType dtype, int64_t bytes) const {
+    return ring_ != nullptr &&
+           (dtype == DType::kBF16 || (dtype == DType::kF32 && goes_by_ring(bytes)));
+  }
   bool is_observed() const { return shared_->statistics->observed(); }
   template <typename Issue>
   Pending start(CommKind kind, const Issue& issue) {
@@ -193,7 +204,8 @@ Pending NcclCommunicator::do_all_gather_v(const Tensor& in, const Tensor& out, R
 Pending NcclCommunicator::do_all_gather_moves(RowMoves moves, Rows rows) {
   if (moves[0].in.device == nullptr) return host_->all_gather_v(moves, rows);
   return start(CommKind::kAllGather, [&] {
-    if (ring_) {
+    const int64_t most = *std::ranges::max_element(rows);
+    if (goes_by_ring(most * row_bytes(moves[0].in))) {
       for (const RowMove& move : moves) ring_->all_gather(move, rows, stream());
       return;
     }
@@ -207,7 +219,8 @@ Pending NcclCommunicator::do_reduce_scatter_v(const Tensor& in, const Tensor& ou
   if (in.device == nullptr) return host_->reduce_scatter_v(in, out, rows);
   return start(CommKind::kReduceScatter, [&] {
     const int64_t width = row_elements(in);
-    if (ring_ && CudaRing::can_sum(in.dtype)) return ring_->reduce_scatter(in, out, rows, stream());
+    if (sums_by_ring(in.dtype, *std::ranges::max_element(rows) * row_bytes(in)))
+      return ring_->reduce_scatter(in, out, rows, stream());
     if (in.dtype == DType::kBF16) return sum_bf16(in, out, rows);
     const ncclDataType_t type = type_of(in.dtype);
     if (all_equal(rows)) {
@@ -294,7 +307,7 @@ void NcclCommunicator::all_reduce_bf16(const Tensor& in, const Tensor& out) {
 Pending NcclCommunicator::do_all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) {
   if (in.device == nullptr) return host_->all_reduce(in, out, op);
   return start(CommKind::kAllReduce, [&] {
-    if (op == ReduceOp::kSum && ring_ && CudaRing::can_sum(in.dtype))
+    if (op == ReduceOp::kSum && sums_by_ring(in.dtype, in.num_bytes() / size()))
       return ring_->all_reduce(in, out, stream());
     if (in.dtype == DType::kBF16 && op == ReduceOp::kSum) return all_reduce_bf16(in, out);
     nccl_.check(nccl_.all_reduce(in.data, out.data, in.num_elements(), type_of(in.dtype),
@@ -331,10 +344,6 @@ Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out, R
 Pending NcclCommunicator::do_all_to_all_moves(RowMoves moves, Rows send_rows, Rows receive_rows) {
   if (moves[0].in.device == nullptr) return host_->all_to_all_v(moves, send_rows, receive_rows);
   return start(CommKind::kAllToAll, [&] {
-    if (ring_) {
-      for (const RowMove& move : moves) ring_->all_to_all(move, send_rows, receive_rows, stream());
-      return;
-    }
     for (const RowMove& move : moves) copy_own_rows(move, send_rows, receive_rows);
     together([&] {
       for (const RowMove& move : moves) swap_rows(move, send_rows, receive_rows);
