@@ -20,7 +20,7 @@ LAYERS = [
     "core/file",
     "core/process core/config core/pages",
     "comm",
-    "comm/thread comm/tcp comm/mpi comm/shm",
+    "comm/thread comm/tcp comm/mpi comm/shm comm/agreement",
     "comm/launch",
     "ops",
     "ops/gemm",

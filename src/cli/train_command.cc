@@ -3,7 +3,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
-#include "comm/agreement.h"
+#include "comm/agreement/agreement.h"
 #include "comm/error.h"
 #include "comm/launch/launch.h"
 #include "core/exit_code.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "comm/compared_environment.h"
+#include "comm/agreement/compared_environment.h"
 #include "core/process/build_id.h"
 #include "data/file_identity.h"
 #include "data/text/text_source.h"

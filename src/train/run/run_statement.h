@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "comm/agreement.h"
+#include "comm/agreement/agreement.h"
 #include "train/setup/settings.h"
 
 namespace tessera {

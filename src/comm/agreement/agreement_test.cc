@@ -1,4 +1,4 @@
-#include "comm/agreement.h"
+#include "comm/agreement/agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <mutex>
 #include <set>
 
-#include "comm/compared_environment.h"
+#include "comm/agreement/compared_environment.h"
 #include "comm/thread/thread_world.h"
 #include "core/process/build_id.h"
 

@@ -1,4 +1,4 @@
-#include "comm/agreement.h"
+#include "comm/agreement/agreement.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "comm/compared_environment.h"
+#include "comm/agreement/compared_environment.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
