@@ -212,6 +212,70 @@ TEST_P(CudaRings, LargeSums) {
   run([](const Place& place) { check_sum(place, Counts(place.size(), int64_t{3} << 20), true); });
 }
 
+/// `values` of a type in the device's memory.
+OwnedTensor numbers_on(CudaDevice& device, DType dtype, const std::vector<float>& values) {
+  OwnedTensor tensor(dtype, {std::ssize(values)}, "numbers", device);
+  const HostTensor host(tensor, HostTensor::Access::kWrite);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) host.get().as<float>()[i] = values[i];
+    if (dtype == DType::kBF16) host.get().as<Bf16>()[i] = Bf16(values[i]);
+  }
+  host.store();
+  return tensor;
+}
+
+std::vector<float> numbers_of(const OwnedTensor& tensor) {
+  const HostTensor host(tensor, HostTensor::Access::kRead);
+  std::vector<float> values;
+  for (int64_t i = 0; i < tensor.get().num_elements(); ++i) {
+    values.push_back(tensor.get().dtype == DType::kF32
+                         ? host.get().as<float>()[i]
+                         : static_cast<float>(host.get().as<Bf16>()[i]));
+  }
+  return values;
+}
+
+/// Whole numbers, of which each rank has others: every sum of them is exact.
+void check_whole_tensors(const Place& place, DType dtype, int64_t count) {
+  std::vector<float> own;
+  std::vector<float> sums;
+  std::vector<float> all;
+  for (int64_t i = 0; i < count; ++i) {
+    own.push_back(static_cast<float>(i % 7 + place.rank()));
+    sums.push_back(
+        static_cast<float>(place.size() * (i % 7) + place.size() * (place.size() - 1) / 2));
+  }
+  for (int64_t r = 0; r < place.size(); ++r) {
+    for (int64_t i = 0; i < count; ++i) all.push_back(static_cast<float>(i % 7 + r));
+  }
+  const OwnedTensor in = numbers_on(place.device, dtype, own);
+  const OwnedTensor in_place = numbers_on(place.device, dtype, own);
+  const OwnedTensor apart = numbers_on(place.device, dtype, own);
+  const OwnedTensor gathered = numbers_on(place.device, dtype, all);
+  place.device.zero(gathered.get().data, gathered.get().num_bytes());
+  place.device.synchronize();
+  place.group.barrier();
+  cudaStream_t const stream = place.device.stream();
+  place.ring.all_reduce(in, apart, stream);
+  place.ring.all_reduce(in_place, in_place, stream);
+  place.ring.all_gather({in, gathered}, Counts(place.size(), count), stream);
+  place.device.synchronize();
+  place.group.barrier();
+  EXPECT_EQ(numbers_of(apart), sums);
+  EXPECT_EQ(numbers_of(in_place), sums);
+  EXPECT_EQ(numbers_of(gathered), all);
+  place.group.barrier();
+}
+
+TEST_P(CudaRings, WholeTensorsAreGatheredAndReduced) {
+  run([](const Place& place) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const int64_t count : {1, 63, 320, 4099, 200'000})
+        check_whole_tensors(place, dtype, count);
+    }
+  });
+}
+
 /// A rank that does not come: the others' kernels know for whom they wait, and end when told to.
 TEST_P(CudaRings, KernelsEndWithoutARankThatDoesNotCome) {
   run([](const Place& place) {
