@@ -242,8 +242,8 @@ void check_whole_tensors(const Place& place, DType dtype, int64_t count) {
   std::vector<float> all;
   for (int64_t i = 0; i < count; ++i) {
     own.push_back(static_cast<float>(i % 7 + place.rank()));
-    sums.push_back(
-        static_cast<float>(place.size() * (i % 7) + place.size() * (place.size() - 1) / 2));
+    const int64_t of_ranks = place.size() * (place.size() - 1) / 2;
+    sums.push_back(static_cast<float>(place.size() * (i % 7) + of_ranks));
   }
   for (int64_t r = 0; r < place.size(); ++r) {
     for (int64_t i = 0; i < count; ++i) all.push_back(static_cast<float>(i % 7 + r));
