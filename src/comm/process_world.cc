@@ -1,6 +1,7 @@
 #include "comm/process_world.h"
 
 #include "comm/engine.h"
+#include "comm/gather_value.h"
 #include "core/memory.h"
 
 namespace tessera {
@@ -127,12 +128,8 @@ class ProcessWorld : public World {
 };
 
 void ProcessWorld::exchange_process_names() {
-  ProcessName own = ProcessName::of_this_process();
-  std::vector<ProcessName> names(size());
-  const auto bytes = static_cast<int64_t>(sizeof(ProcessName));
-  make_world_group()
-      ->all_gather({&own, DType::kU8, {1, bytes}}, {names.data(), DType::kU8, {size(), bytes}})
-      .wait();
+  const std::vector<ProcessName> names =
+      gather_value(*make_world_group(), ProcessName::of_this_process());
   statistics_->clear();
   engine_->watch(names);
 }

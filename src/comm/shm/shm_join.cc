@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "comm/gather_value.h"
 #include "comm/process_watch.h"
 #include "core/error.h"
 
@@ -19,21 +20,12 @@ struct Card {
   int32_t segment_file = -1;
   int32_t shares = 0;
 };
-static_assert(std::is_trivially_copyable_v<Card>);
 
 /// A rank of this machine that can be read.
 struct Reached {
   ShmSegment segment;
   std::optional<PeerMemory> memory;
 };
-
-std::vector<Card> exchange_cards(Communicator& group, Card& own) {
-  std::vector<Card> all(group.size());
-  const auto bytes = static_cast<int64_t>(sizeof(Card));
-  group.all_gather({&own, DType::kU8, {1, bytes}}, {all.data(), DType::kU8, {group.size(), bytes}})
-      .wait();
-  return all;
-}
 
 bool are_neighbours(const Card& a, const Card& b) {
   return a.process.machine == b.process.machine && a.process.pid != b.process.pid;
@@ -89,8 +81,8 @@ void join_by_memory(World& world, const CommOptions& options, ShmMesh& mesh) {
   const CommunicatorPtr group = world.make_world_group();
   mesh.set_own(make_segment(options, world.size()));
   const uint64_t token = mesh.own() ? mesh.own().header().token : 0;
-  Card own = make_card(mesh.own(), token);
-  const std::vector<Card> cards = exchange_cards(*group, own);
+  const Card own = make_card(mesh.own(), token);
+  const std::vector<Card> cards = gather_value(*group, own);
   std::vector<Reached> reached(cards.size());
   std::vector<uint8_t> reaches(cards.size());
   for (size_t rank = 0; rank < cards.size(); ++rank) {

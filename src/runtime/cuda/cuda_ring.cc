@@ -1,8 +1,8 @@
 #include "runtime/cuda/cuda_ring.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "comm/gather_value.h"
 #include "comm/process_watch.h"
 #include "comm/rows.h"
 #include "core/memory.h"
@@ -20,17 +20,6 @@ struct Card {
   bool is_shared = false;  ///< other processes may open it
 };
 
-template <typename T>
-std::vector<T> gather(Communicator& host, const T& own) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  std::vector<T> all(static_cast<size_t>(host.size()));
-  const auto bytes = static_cast<int64_t>(sizeof(T));
-  T sent = own;
-  host.all_gather({&sent, DType::kU8, {bytes}}, {all.data(), DType::kU8, {host.size() * bytes}})
-      .wait();
-  return all;
-}
-
 /// "Not possible" is no error, though the runtime keeps it as one.
 bool succeeds(cudaError_t status) {
   if (status == cudaSuccess) return true;
@@ -43,7 +32,7 @@ bool can_reach(int device, int peer) {
   int can = 0;
   if (!succeeds(cudaDeviceCanAccessPeer(&can, device, peer)) || can == 0) return false;
   const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
-  return status == cudaErrorPeerAccessAlreadyEnabled ? !succeeds(status) : succeeds(status);
+  return succeeds(status) || status == cudaErrorPeerAccessAlreadyEnabled;
 }
 
 /// The same exchange in rows of as many bytes as the kernel can move at once, of those of which all
@@ -73,7 +62,7 @@ std::unique_ptr<CudaRing> CudaRing::make(Communicator& host, CudaDevice& device)
   if (host.size() > kMaxRingRanks) return nullptr;
   std::unique_ptr<CudaRing> ring(new CudaRing(static_cast<int>(host.size())));
   const std::vector<char> reached =
-      gather(host, static_cast<char>(ring->open_all(host, device) ? 1 : 0));
+      gather_value(host, static_cast<char>(ring->open_all(host, device) ? 1 : 0));
   if (std::ranges::count(reached, 1) < host.size()) {
     host.barrier();  // nobody frees what another still opens
     return nullptr;
@@ -108,7 +97,7 @@ bool CudaRing::open_all(Communicator& host, const CudaDevice& device) {
   Card own{.process = ProcessName::of_this_process(), .device = device.index()};
   own.address = memory_->as<void>();
   own.is_shared = succeeds(cudaIpcGetMemHandle(&own.handle, own.address));
-  const std::vector<Card> cards = gather(host, own);
+  const std::vector<Card> cards = gather_value(host, own);
   for (size_t r = 0; r < cards.size(); ++r) {
     const Card& card = cards[r];
     if (card.process.machine != own.process.machine) return false;
