@@ -5,16 +5,9 @@
 namespace tessera {
 namespace {
 
-// Rows matter only where some are not in use.
-int64_t row_width(const Tensor& x, bool ragged) {
-  const int64_t count = x.num_elements();
-  if (!ragged && count < int64_t{1} << 30) return count;
-  return x.shape[0] == 0 ? 0 : count / x.shape[0];
-}
-
 void add(const Add& /*op*/, const Args<Add>& args) {
   const Tensor& a = args.in(Add::kA);
-  const int64_t width = row_width(a, args.in_extent(Add::kA) != nullptr);
+  const int64_t width = cuda::width_of_elements(a, args.in_extent(Add::kA) != nullptr);
   cuda::launch_add({.dtype = a.dtype,
                     .rows = cuda::rows_of(args, Add::kA, width),
                     .width = width,

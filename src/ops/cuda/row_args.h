@@ -15,6 +15,14 @@ inline RowCount rows_of(const KernelArgs& args, size_t idx, int64_t width) {
   return {.bound = rows, .extent = extent, .scale = rows == 0 || !extent ? 1 : rows / x.shape[0]};
 }
 
+/// Elements of a row to kernels that take each element alone: rows matter only where some are not
+/// in use, or all elements are too many for one.
+inline int64_t width_of_elements(const Tensor& x, bool ragged) {
+  const int64_t count = x.num_elements();
+  if (!ragged && count < int64_t{1} << 30) return count;
+  return x.shape[0] == 0 ? 0 : count / x.shape[0];
+}
+
 /// For kernels without scratch memory whose operators allow any dim to be ragged: refuses all but
 /// the first, since of the others the rows in use do not lie at the front of memory.
 inline int64_t no_workspace_first_ragged(const Operator& op, std::span<const ValueType> inputs) {

@@ -5,16 +5,9 @@
 namespace tessera {
 namespace {
 
-// Rows matter only where some are not in use.
-int64_t scale_width(const Tensor& x, bool ragged) {
-  const int64_t count = x.num_elements();
-  if (!ragged && count < int64_t{1} << 30) return count;
-  return x.shape[0] == 0 ? 0 : count / x.shape[0];
-}
-
 void scale(const Scale& op, const Args<Scale>& args) {
   const Tensor& x = args.in(Scale::kX);
-  const int64_t width = scale_width(x, args.in_extent(Scale::kX) != nullptr);
+  const int64_t width = cuda::width_of_elements(x, args.in_extent(Scale::kX) != nullptr);
   cuda::launch_scale({.dtype = x.dtype,
                       .rows = cuda::rows_of(args, Scale::kX, width),
                       .width = width,
