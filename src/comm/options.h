@@ -20,7 +20,8 @@ struct CommOptions {
   /// for lost. Less than what the launcher leaves until SIGKILL, so that the rank can say why it
   /// ends; connect_world puts half of that for 0.
   double grace_seconds = 0;
-  /// GPUs of one machine that address one another's memory exchange through it, not by NCCL.
+  /// GPUs of one machine that address one another's memory exchange through it what NCCL is behind
+  /// with.
   bool peer_memory = true;
   SharedMemory shared_memory = SharedMemory::kAuto;
   /// Messages of at least as many bytes go through shared memory; the same on all ranks.

@@ -31,10 +31,12 @@ class NcclWorlds : public ::testing::TestWithParam<int64_t> {
     if (nccl.version == 0) GTEST_SKIP() << "no GPUs: " << nccl.why;
   }
   static int64_t num_ranks() { return GetParam(); }
+  static constexpr CommOptions kByRings = {.timeout_seconds = 30};
+  static constexpr CommOptions kByNccl = {.timeout_seconds = 30, .peer_memory = false};
 
   /// Calls body(world, device) on each rank.
   static void run(const std::function<void(World&, Device&)>& body,
-                  const CommOptions& options = {.timeout_seconds = 30}) {
+                  const CommOptions& options = kByRings) {
     run_thread_world(
         num_ranks(),
         [&](World& host) {
@@ -45,14 +47,17 @@ class NcclWorlds : public ::testing::TestWithParam<int64_t> {
         options);
   }
   /// The same for checks that give tensors of the host.
-  static void run_check(const std::function<void(World&)>& check) {
-    run([&](World& world, Device& device) {
-      const auto through = make_device_world(world, device, int64_t{1} << 28);
-      check(*through);
-      device.synchronize();
-      world.make_world_group()->barrier();
-    });
+  static void run_check(const std::function<void(World&)>& check, const CommOptions& options) {
+    run(
+        [&](World& world, Device& device) {
+          const auto through = make_device_world(world, device, int64_t{1} << 28);
+          check(*through);
+          device.synchronize();
+          world.make_world_group()->barrier();
+        },
+        options);
   }
+  static void run_check(const std::function<void(World&)>& check) { run_check(check, kByRings); }
   static OwnedTensor numbers(Device& device, int64_t count, float first) {
     OwnedTensor tensor(DType::kF32, {count}, "numbers", device);
     const HostTensor host(tensor, HostTensor::Access::kWrite);
@@ -64,6 +69,11 @@ class NcclWorlds : public ::testing::TestWithParam<int64_t> {
 
 TEST_P(NcclWorlds, RandomCollectives) {
   run_check([](World& world) { check_random_collectives(world, 11, 6, SumOrder::kAny); });
+}
+
+/// As where the GPUs do not address one another's memory.
+TEST_P(NcclWorlds, RandomCollectivesByNcclAlone) {
+  run_check([](World& world) { check_random_collectives(world, 11, 6, SumOrder::kAny); }, kByNccl);
 }
 
 TEST_P(NcclWorlds, WaitsInAnyOrder) {
@@ -81,27 +91,33 @@ TEST_P(NcclWorlds, LargeBuffers) {
 }
 
 /// More than the memory that sums of BF16 go through.
+void check_large_sum(World& world, Device& device) {
+  const CommunicatorPtr group = world.make_world_group();
+  const int64_t count = (int64_t{40} << 20) + 5;
+  const OwnedTensor tensor(DType::kBF16, {count}, "numbers", device);
+  {
+    const HostTensor host(tensor, HostTensor::Access::kWrite);
+    for (int64_t i = 0; i < count; ++i)
+      host.get().as<Bf16>()[i] = Bf16(static_cast<float>(i % 64 + world.rank()));
+    host.store();
+  }
+  group->all_reduce(tensor, tensor).wait();
+  const HostTensor sum(tensor, HostTensor::Access::kRead);
+  const int64_t size = world.size();
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Bf16 expected(static_cast<float>(size * (i % 64) + size * (size - 1) / 2));
+    wrong += sum.get().as<Bf16>()[i].bits != expected.bits ? 1 : 0;
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST_P(NcclWorlds, LargeSumsOfBf16) {
-  run([](World& world, Device& device) {
-    const CommunicatorPtr group = world.make_world_group();
-    const int64_t count = (int64_t{40} << 20) + 5;
-    const OwnedTensor tensor(DType::kBF16, {count}, "numbers", device);
-    {
-      const HostTensor host(tensor, HostTensor::Access::kWrite);
-      for (int64_t i = 0; i < count; ++i)
-        host.get().as<Bf16>()[i] = Bf16(static_cast<float>(i % 64 + world.rank()));
-      host.store();
-    }
-    group->all_reduce(tensor, tensor).wait();
-    const HostTensor sum(tensor, HostTensor::Access::kRead);
-    const int64_t size = world.size();
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const Bf16 expected(static_cast<float>(size * (i % 64) + size * (size - 1) / 2));
-      wrong += sum.get().as<Bf16>()[i].bits != expected.bits ? 1 : 0;
-    }
-    EXPECT_EQ(wrong, 0);
-  });
+  run(check_large_sum);
+}
+
+TEST_P(NcclWorlds, LargeSumsOfBf16ByNcclAlone) {
+  run(check_large_sum, kByNccl);
 }
 
 /// Operations follow the device's earlier work, and its later work follows a wait, while the host
