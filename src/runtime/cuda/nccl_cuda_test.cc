@@ -104,9 +104,10 @@ void check_large_sum(World& world, Device& device) {
   group->all_reduce(tensor, tensor).wait();
   const HostTensor sum(tensor, HostTensor::Access::kRead);
   const int64_t size = world.size();
+  const int64_t of_ranks = size * (size - 1) / 2;
   int64_t wrong = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const Bf16 expected(static_cast<float>(size * (i % 64) + size * (size - 1) / 2));
+    const Bf16 expected(static_cast<float>(size * (i % 64) + of_ranks));
     wrong += sum.get().as<Bf16>()[i].bits != expected.bits ? 1 : 0;
   }
   EXPECT_EQ(wrong, 0);

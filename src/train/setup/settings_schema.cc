@@ -47,9 +47,9 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
       "run.comm_timeout", &run.comm_timeout,
       "Seconds that a rank waits for the others before all end; more than a checkpoint takes",
       above(0));
-  schema.add(
-      "run.peer_memory", &run.peer_memory,
-      "GPUs of a machine exchange through memory that they all address; false: by NCCL alone");
+  schema.add("run.peer_memory", &run.peer_memory,
+             "GPUs of a machine exchange what NCCL is behind with through memory that they all "
+             "address; false: by NCCL alone");
   schema.add_enum(
       "run.shared_memory", &run.shared_memory,
       {{"auto", SharedMemory::kAuto}, {"off", SharedMemory::kOff}},
