@@ -27,7 +27,7 @@ void add_bias_grad(const AddBiasGrad& /*op*/, const Args<AddBiasGrad>& args) {
                             .rows = cuda::rows_of(args, Op::kGrad, width),
                             .cols = width,
                             .x = grad.data,
-                            .accumulator = args.out(Op::kGradBias).as<float>(),
+                            .accumulator = cuda::accumulator_of(args, args.out(Op::kGradBias)),
                             .partials = reinterpret_cast<float*>(args.workspace.data()),
                             .num_sms = cuda::context_of(args).num_sms()},
                            cuda::stream_of(args));
@@ -41,7 +41,8 @@ int64_t add_bias_grad_workspace(const AddBiasGrad& /*op*/, std::span<const Value
 
 void add_add_bias_cuda(KernelTable& table) {
   add_kernel<AddBias>(table, add_bias);
-  add_kernel<AddBiasGrad>(table, add_bias_grad, {.workspace = add_bias_grad_workspace});
+  add_kernel<AddBiasGrad>(table, add_bias_grad,
+                          {.workspace = add_bias_grad_workspace, .sets_accumulators = true});
 }
 
 }  // namespace tessera

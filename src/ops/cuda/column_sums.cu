@@ -9,7 +9,7 @@ constexpr int kWarps = 32;  // that share the partial sums of 32 columns
 
 // Each warp adds every 32nd partial, and the first warp adds the warps' sums.
 __global__ void __launch_bounds__(32 * kWarps)
-    add_partials(float* accumulator, const float* partials, int num_partials, int64_t cols) {
+    add_partials(Accumulator accumulator, const float* partials, int num_partials, int64_t cols) {
   __shared__ float sums[kWarps][33];
   wait_for_earlier();
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   // Transposed: warp w reduces column w.
   const float all = sum_lanes(sums[lane][warp]);
   const int64_t own = static_cast<int64_t>(blockIdx.x) * 32 + warp;
-  if (lane == 0 && own < cols) accumulator[own] += all;
+  if (lane == 0 && own < cols)
+    accumulator.sums[own] = accumulator.sets ? all : accumulator.sums[own] + all;
 }
 
 template <typename T, int kWidth>
@@ -47,8 +48,8 @@ struct PlainTerms {
 
 }  // namespace
 
-void launch_add_partials(float* accumulator, const float* partials, int num_partials, int64_t cols,
-                         cudaStream_t stream) {
+void launch_add_partials(Accumulator accumulator, const float* partials, int num_partials,
+                         int64_t cols, cudaStream_t stream) {
   if (cols == 0) return;
   const LaunchShape shape = {static_cast<unsigned>(divide_up(cols, 32)), 32 * kWarps};
   launch_early(add_partials, shape, stream, accumulator, partials, num_partials, cols);

@@ -63,10 +63,12 @@ __global__ void __launch_bounds__(kColumnThreads)
   write_block_sums(partials + blockIdx.x * cols + first_column, own, sums, lanes, shared);
 }
 
-/// accumulator [cols] += the sum over rows of what Terms adds. `partials` has column_sums_bytes.
+/// Adds to the accumulator [cols] the sum over rows of what Terms adds. `partials` has
+/// column_sums_bytes.
 template <int kWidth, typename Terms>
-void launch_sum_columns(const Terms& terms, const RowCount& rows, int64_t cols, float* accumulator,
-                        float* partials, int num_sms, cudaStream_t stream) {
+void launch_sum_columns(const Terms& terms, const RowCount& rows, int64_t cols,
+                        Accumulator accumulator, float* partials, int num_sms,
+                        cudaStream_t stream) {
   if (rows.bound == 0 || cols == 0) return;
   const int64_t row_vectors = divide_up(cols, kWidth);
   int lanes = 1;

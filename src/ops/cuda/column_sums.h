@@ -20,9 +20,16 @@ constexpr int64_t column_partials_bytes(int64_t cols) {
   return kMaxColumnPartials * cols * static_cast<int64_t>(sizeof(float));
 }
 
-/// accumulator [cols] += the sum over partials [num_partials, cols].
-void launch_add_partials(float* accumulator, const float* partials, int num_partials, int64_t cols,
-                         cudaStream_t stream);
+/// Where sums go: they are added to what is there, or written where nothing is yet
+/// (KernelArgs::set_accumulators).
+struct Accumulator {
+  float* sums = nullptr;
+  bool sets = false;
+};
+
+/// Adds to the accumulator [cols] the sum over partials [num_partials, cols].
+void launch_add_partials(Accumulator accumulator, const float* partials, int num_partials,
+                         int64_t cols, cudaStream_t stream);
 
 /// Scratch memory of launch_column_sums: the wider the rows, the more blocks share them by columns.
 constexpr int64_t max_column_blocks(int64_t cols) {
@@ -34,13 +41,13 @@ constexpr int64_t column_sums_bytes(int64_t cols) {
   return max_column_blocks(cols) * cols * static_cast<int64_t>(sizeof(float));
 }
 
-/// accumulator [cols] += the sum over rows of x [rows, cols].
+/// Adds to the accumulator [cols] the sum over rows of x [rows, cols].
 struct ColumnSums {
   DType dtype;
   RowCount rows;
   int64_t cols;
   const void* x;
-  float* accumulator;
+  Accumulator accumulator;
   float* partials;  ///< column_sums_bytes
   int num_sms;
 };

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/column_sums.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/rows.h"
 
@@ -13,6 +14,11 @@ inline RowCount rows_of(const KernelArgs& args, size_t idx, int64_t width) {
   const int64_t rows = width == 0 ? 0 : x.num_elements() / width;
   const int64_t* extent = args.in_extent(idx);
   return {.bound = rows, .extent = extent, .scale = rows == 0 || !extent ? 1 : rows / x.shape[0]};
+}
+
+/// What an accumulating output is to a kernel; without sums where nobody wants it.
+inline Accumulator accumulator_of(const KernelArgs& args, const Tensor& output) {
+  return {.sums = output ? output.as<float>() : nullptr, .sets = args.set_accumulators};
 }
 
 /// Elements of a row to kernels that take each element alone: rows matter only where some are not

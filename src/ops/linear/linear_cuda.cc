@@ -165,7 +165,7 @@ void linear_bias_grad(const LinearBiasGrad& /*op*/, const Args<LinearBiasGrad>& 
                             .rows = cuda::rows_of(args, Op::kGrad, width),
                             .cols = width,
                             .x = grad.data,
-                            .accumulator = args.out(Op::kGradBias).as<float>(),
+                            .accumulator = cuda::accumulator_of(args, args.out(Op::kGradBias)),
                             .partials = reinterpret_cast<float*>(args.workspace.data()),
                             .num_sms = context_of(args).num_sms()},
                            stream_of(args));
@@ -204,7 +204,8 @@ void add_linear_cuda(KernelTable& table) {
   add_kernel<LinearDgrad>(table, linear_dgrad, {.workspace = dgrad_workspace});
   add_kernel<LinearWgrad>(table, linear_wgrad,
                           {.workspace = wgrad_workspace, .sets_accumulators = true});
-  add_kernel<LinearBiasGrad>(table, linear_bias_grad, {.workspace = bias_grad_workspace});
+  add_kernel<LinearBiasGrad>(table, linear_bias_grad,
+                             {.workspace = bias_grad_workspace, .sets_accumulators = true});
 }
 
 }  // namespace tessera

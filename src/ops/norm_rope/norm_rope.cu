@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     work = next;
   }
   wait_copies<0>();
-  if (p.grad_weight != nullptr) write_weight_grads<kLanes>(p, weight_grads, memory);
+  if (p.grad_weight.sums != nullptr) write_weight_grads<kLanes>(p, weight_grads, memory);
 }
 
 /// Calls run.operator()<T, kLanes, kTable>() for the heads of a call.
@@ -431,7 +431,7 @@ void launch_norm_rope_backward(const NormRopeBackwardRows& call, cudaStream_t st
                                static_cast<size_t>(shared_bytes)};
     launch_early(kernel, shape, stream, call, items);
   });
-  if (call.grad_weight != nullptr)
+  if (call.grad_weight.sums != nullptr)
     launch_add_partials(call.grad_weight, call.partials, static_cast<int>(blocks),
                         call.rope.head_size, stream);
 }

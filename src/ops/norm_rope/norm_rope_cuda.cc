@@ -53,7 +53,7 @@ void norm_rope_backward(const NormRopeBackward& op, const Args<NormRopeBackward>
   const auto* rstd = args.in(Op::kRstd).as<float>();
   const void* grad = args.in(Op::kGrad).data;
   void* grad_x = args.out(Op::kGradX).data;
-  float* grad_weight = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
+  const cuda::Accumulator grad_weight = cuda::accumulator_of(args, args.out(Op::kGradWeight));
   auto* partials = reinterpret_cast<float*>(args.workspace.data());
   const int num_sms = context_of(args).num_sms();
   if (is_fused(spec)) {
@@ -103,7 +103,8 @@ int64_t backward_workspace(const NormRopeBackward& op, std::span<const ValueType
 
 void add_norm_rope_cuda(KernelTable& table) {
   add_kernel<NormRope>(table, norm_rope, {.workspace = forward_workspace});
-  add_kernel<NormRopeBackward>(table, norm_rope_backward, {.workspace = backward_workspace});
+  add_kernel<NormRopeBackward>(table, norm_rope_backward,
+                               {.workspace = backward_workspace, .sets_accumulators = true});
 }
 
 }  // namespace tessera

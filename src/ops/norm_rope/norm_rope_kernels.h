@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/cuda/column_sums.h"
 #include "ops/rope/rope_kernels.h"
 
 namespace tessera::cuda {
@@ -33,7 +34,7 @@ struct NormRopeBackwardRows {
   const void* x;
   const float* weight;
   const float* rstd;
-  float* grad_weight;
+  Accumulator grad_weight;
   float* partials;
   int num_sms;
 };

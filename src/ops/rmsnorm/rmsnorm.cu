@@ -465,18 +465,19 @@ void launch_rmsnorm_backward(const RmsNormBackwardRows& call, cudaStream_t strea
   if (call.rows.bound == 0) return;
   const bool vectors = are_whole_vectors(call.dtype, call.hidden) &&
                        are_aligned(call.x, call.weight, call.grad, call.addend, call.grad_x);
-  const BackwardParams params = {.x = call.x,
-                                 .weight = call.weight,
-                                 .rstd = call.rstd,
-                                 .grad = call.grad,
-                                 .addend = call.addend,
-                                 .grad_x = call.grad_x,
-                                 .partials = call.grad_weight == nullptr ? nullptr : call.partials,
-                                 .rows = call.rows,
-                                 .hidden = static_cast<int>(call.hidden)};
+  const BackwardParams params = {
+      .x = call.x,
+      .weight = call.weight,
+      .rstd = call.rstd,
+      .grad = call.grad,
+      .addend = call.addend,
+      .grad_x = call.grad_x,
+      .partials = call.grad_weight.sums == nullptr ? nullptr : call.partials,
+      .rows = call.rows,
+      .hidden = static_cast<int>(call.hidden)};
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
     const int blocks = launch_backward<T, kWidth>(params, call.num_sms, stream);
-    if (call.grad_weight != nullptr)
+    if (call.grad_weight.sums != nullptr)
       launch_add_partials(call.grad_weight, call.partials, blocks, call.hidden, stream);
   });
 }

@@ -36,7 +36,7 @@ void rmsnorm_backward(const RmsNormBackward& op, const Args<RmsNormBackward>& ar
        .grad = args.in(Op::kGrad).data,
        .addend = addend ? args.in(Op::kAddend).data : nullptr,
        .grad_x = args.out(Op::kGradX).data,
-       .grad_weight = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr,
+       .grad_weight = cuda::accumulator_of(args, args.out(Op::kGradWeight)),
        .partials = reinterpret_cast<float*>(args.workspace.data()),
        .num_sms = cuda::context_of(args).num_sms()},
       cuda::stream_of(args));
@@ -51,7 +51,8 @@ int64_t backward_workspace(const RmsNormBackward& op, std::span<const ValueType>
 
 void add_rmsnorm_cuda(KernelTable& table) {
   add_kernel<RmsNorm>(table, rmsnorm, {.workspace = cuda::no_workspace_first_ragged});
-  add_kernel<RmsNormBackward>(table, rmsnorm_backward, {.workspace = backward_workspace});
+  add_kernel<RmsNormBackward>(table, rmsnorm_backward,
+                              {.workspace = backward_workspace, .sets_accumulators = true});
 }
 
 }  // namespace tessera

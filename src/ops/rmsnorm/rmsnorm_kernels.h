@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/dtype.h"
+#include "ops/cuda/column_sums.h"
 #include "ops/cuda/rows.h"
 
 namespace tessera::cuda {
@@ -31,7 +32,7 @@ struct RmsNormBackwardRows {
   const void* grad;
   const void* addend;
   void* grad_x;
-  float* grad_weight;
+  Accumulator grad_weight;
   float* partials;
   int num_sms;
 };

@@ -6,6 +6,7 @@
 #include "ops/cuda/device_buffer.h"
 #include "ops/cuda/limits.h"
 #include "ops/cuda/matrix_product.h"
+#include "ops/cuda/row_args.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/router/router.h"
 #include "ops/router/router_kernels.h"
@@ -366,7 +367,7 @@ struct BackwardCall {
                         .rows = {.bound = shape.num_tokens},
                         .cols = shape.num_experts,
                         .x = grad_logits_TE(),
-                        .accumulator = grad_bias->as<float>(),
+                        .accumulator = accumulator_of(args, *grad_bias),
                         .partials = part<float>(layout.bias_partials),
                         .num_sms = context_of(args).num_sms()},
                        stream);
@@ -384,7 +385,7 @@ struct BackwardCall {
         .partials = part<float>(layout.partials),
         .addend = op.gradients().addend ? args.in(Op::kAddend).data : nullptr,
         .grad_x = grad_x != nullptr ? grad_x->data : nullptr,
-        .grad_weight_EH = weight_wanted ? grad_weight->as<float>() : nullptr};
+        .grad_weight_EH = weight_wanted ? accumulator_of(args, *grad_weight) : Accumulator{}};
     can_split_router(shape) ? multiply_terms(grads) : launch_router_product_grads(grads, stream);
   }
 
@@ -394,7 +395,7 @@ struct BackwardCall {
     const int64_t num_experts = shape.num_experts;
     const int64_t hidden_size = shape.hidden_size;
     const auto* grad_terms = part<Bf16>(layout.grad_logits);
-    if (grads.grad_weight_EH != nullptr) {
+    if (grads.grad_weight_EH.sums != nullptr) {
       cuda::multiply(args, {.transpose_a = true,
                             .m = 3 * num_experts,
                             .n = hidden_size,
@@ -458,7 +459,8 @@ int64_t router_backward_workspace(const RouterBackward& op, std::span<const Valu
 
 void add_router_cuda(KernelTable& table) {
   add_kernel<Router>(table, router, {.workspace = router_workspace});
-  add_kernel<RouterBackward>(table, router_backward, {.workspace = router_backward_workspace});
+  add_kernel<RouterBackward>(table, router_backward,
+                             {.workspace = router_backward_workspace, .sets_accumulators = true});
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/cuda/column_sums.h"
 
 /// The router's work on the GPU. Shape letters as in router.h; a *block* is kRouterBlockTokens
 /// consecutive tokens, whose partial sums are taken together, whatever the GPU.
@@ -211,9 +212,9 @@ void launch_router_tensor_logits(const RouterTensorLogits& logits, cudaStream_t 
 
 /// Into how many runs of tokens the weight's gradient is cut; their sums are added in order.
 int router_weight_splits(const RouterShape& shape);
-/// grad_weight += the sum of num_splits partial ones.
+/// Adds to grad_weight the sum of num_splits partial ones.
 void launch_add_splits(const RouterShape& shape, const float* partials, int num_splits,
-                       float* grad_weight_EH, cudaStream_t stream);
+                       Accumulator grad_weight_EH, cudaStream_t stream);
 
 /// logits_TE = x · weightᵀ.
 struct RouterLogits {
@@ -224,8 +225,8 @@ struct RouterLogits {
 };
 void launch_router_logits(const RouterLogits& logits, cudaStream_t stream);
 
-/// grad_x = grad_logits · weight + addend (null: zero), and grad_weight_EH += grad_logitsᵀ · x;
-/// null: not wanted.
+/// grad_x = grad_logits · weight + addend (null: zero), and grad_logitsᵀ · x added to
+/// grad_weight_EH, which has no sums where it is not wanted.
 struct RouterProductGrads {
   RouterShape shape;
   const float* grad_logits_TE;
@@ -234,7 +235,7 @@ struct RouterProductGrads {
   float* partials;  ///< [splits, E, H]
   const void* addend;
   void* grad_x;
-  float* grad_weight_EH;
+  Accumulator grad_weight_EH;
 };
 void launch_router_product_grads(const RouterProductGrads& grads, cudaStream_t stream);
 

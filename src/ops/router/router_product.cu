@@ -121,14 +121,14 @@ void multiply_grad_weight(const RouterShape& s, const float* grad_logits_TE, con
 }
 
 __global__ void __launch_bounds__(256)
-    add_splits(const float* partials, int num_splits, int64_t count, float* to) {
+    add_splits(const float* partials, int num_splits, int64_t count, Accumulator to) {
   wait_for_earlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= count) return;
   float sum = 0;
 #pragma unroll 4
   for (int split = 0; split < num_splits; ++split) sum += partials[split * count + i];
-  to[i] += sum;
+  to.sums[i] = to.sets ? sum : to.sums[i] + sum;
 }
 
 }  // namespace
@@ -143,7 +143,7 @@ int router_weight_splits(const RouterShape& shape) {
 }
 
 void launch_add_splits(const RouterShape& s, const float* partials, int num_splits,
-                       float* grad_weight_EH, cudaStream_t stream) {
+                       Accumulator grad_weight_EH, cudaStream_t stream) {
   const int64_t count = s.num_experts * s.hidden_size;
   if (count == 0) return;
   launch_early(add_splits, {static_cast<unsigned>(divide_up(count, 256)), 256}, stream, partials,
@@ -159,7 +159,7 @@ void launch_router_logits(const RouterLogits& p, cudaStream_t stream) {
 void launch_router_product_grads(const RouterProductGrads& p, cudaStream_t stream) {
   const RouterShape& s = p.shape;
   if (s.num_tokens == 0 || s.num_experts * s.hidden_size == 0) return;
-  if (p.grad_weight_EH != nullptr) {
+  if (p.grad_weight_EH.sums != nullptr) {
     with_type(s.dtype, [&]<typename T>() {
       multiply_grad_weight(s, p.grad_logits_TE, static_cast<const T*>(p.x), p.partials, stream);
     });

@@ -176,7 +176,7 @@ void launch_spread_norm_backward(const SpreadNormRows& norm, const SpreadNormGra
       [&]<typename T, int kValues>() {
         launch_early(differentiate_rows<T, kValues>, {row_blocks(rows), kThreads}, stream, norm,
                      grads);
-        if (grads.grad_weight == nullptr) return;
+        if (grads.grad_weight.sums == nullptr) return;
         launch_sum_columns<kValues>(
             WeightTerms<T, kValues>{norm, static_cast<const T*>(grads.grad)},
             {.bound = rows.num_rows}, rows.width, grads.grad_weight, grads.partials, grads.num_sms,

@@ -1,5 +1,5 @@
 #include "ops/cuda/column_sums.h"
-#include "ops/cuda/context.h"
+#include "ops/cuda/row_args.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/spread_norm/spread_norm_kernels.h"
 
@@ -41,15 +41,14 @@ void spread_norm(const SpreadNorm& op, const Args<SpreadNorm>& args) {
 
 void spread_norm_backward(const SpreadNormBackward& op, const Args<SpreadNormBackward>& args) {
   using Op = SpreadNormBackward;
-  launch_spread_norm_backward(
-      norm_of(op.spec(), args),
-      {.grad = args.in(Op::kGrad).data,
-       .grad_x = args.out(Op::kGradX).data,
-       .grad_sums = args.out(Op::kGradSquareSums).as<float>(),
-       .partials = reinterpret_cast<float*>(args.workspace.data()),
-       .grad_weight = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr,
-       .num_sms = context_of(args).num_sms()},
-      stream_of(args));
+  launch_spread_norm_backward(norm_of(op.spec(), args),
+                              {.grad = args.in(Op::kGrad).data,
+                               .grad_x = args.out(Op::kGradX).data,
+                               .grad_sums = args.out(Op::kGradSquareSums).as<float>(),
+                               .partials = reinterpret_cast<float*>(args.workspace.data()),
+                               .grad_weight = cuda::accumulator_of(args, args.out(Op::kGradWeight)),
+                               .num_sms = context_of(args).num_sms()},
+                              stream_of(args));
 }
 
 int64_t backward_workspace(const SpreadNormBackward& /*op*/, std::span<const ValueType> inputs) {
@@ -62,7 +61,8 @@ void add_spread_norm_cuda(KernelTable& table) {
   add_kernel<SquareSums>(table, square_sums);
   add_kernel<SquareSumsBackward>(table, square_sums_backward);
   add_kernel<SpreadNorm>(table, spread_norm);
-  add_kernel<SpreadNormBackward>(table, spread_norm_backward, {.workspace = backward_workspace});
+  add_kernel<SpreadNormBackward>(table, spread_norm_backward,
+                                 {.workspace = backward_workspace, .sets_accumulators = true});
 }
 
 }  // namespace tessera

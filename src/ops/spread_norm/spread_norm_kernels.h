@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/cuda/column_sums.h"
 
 /// Norms of rows that are spread over ranks, on the GPU; see spread_norm.h.
 namespace tessera::cuda {
@@ -34,8 +35,8 @@ struct SpreadNormGrads {
   const void* grad;
   void* grad_x;
   float* grad_sums;
-  float* partials;     ///< column_sums_bytes
-  float* grad_weight;  ///< added to; null: not wanted
+  float* partials;                ///< column_sums_bytes
+  cuda::Accumulator grad_weight;  ///< without sums where it is not wanted
   int num_sms;
 };
 void launch_spread_norm_backward(const SpreadNormRows& norm, const SpreadNormGrads& grads,
