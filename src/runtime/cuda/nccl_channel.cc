@@ -40,7 +40,7 @@ class NcclWork final : public Work, public TimedWork {
     if (!end_->recorded && !channel_.is_settled()) return false;
     return has_passed(end_->event);
   }
-  void abandon() noexcept override { channel_.abort(); }
+  void abandon() noexcept override { channel_.give_up_(); }
   bool when_known(Use use) override {
     if (!end_->span) return false;
     channel_.device_->when_known(end_->span, std::move(use));
@@ -53,11 +53,12 @@ class NcclWork final : public Work, public TimedWork {
 };
 
 NcclChannel::NcclChannel(std::shared_ptr<CudaDevice> device, NcclPlace place,
-                         const ncclUniqueId& id, Watch watch)
+                         const ncclUniqueId& id, Watch watch, GiveUp give_up)
     : nccl_(NcclLibrary::get()),
       device_(std::move(device)),
       place_(std::move(place)),
-      watch_(std::move(watch)) {
+      watch_(std::move(watch)),
+      give_up_(std::move(give_up)) {
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   check(cudaEventCreateWithFlags(&before_, cudaEventDisableTiming));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;

@@ -33,10 +33,12 @@ class NcclChannel {
   /// Called while the host waits; throws where it can no longer end. Is told what is waited for and
   /// since when.
   using Watch = std::function<void(const FailedWait& wait, Device::Time begin)>;
+  /// Ends the operations of all channels, this one's too, by abort().
+  using GiveUp = std::function<void()>;
 
   /// All members construct it with rank 0's id; returns when all have come.
   NcclChannel(std::shared_ptr<CudaDevice> device, NcclPlace place, const ncclUniqueId& id,
-              Watch watch);
+              Watch watch, GiveUp give_up);
   ~NcclChannel();
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
@@ -53,7 +55,9 @@ class NcclChannel {
   std::string failure() const;
   /// The first operation that is not complete on the GPU; null where there is none.
   std::unique_ptr<FailedWait> first_unfinished();
-  /// Ends all operations; nothing can be started afterwards.
+  /// Ends all operations; nothing can be started afterwards. Returns only when the GPU has nothing
+  /// to do any more, whoever gave it: other channels that wait for lost ranks must be ended
+  /// meanwhile.
   void abort() noexcept;
 
  private:
@@ -85,6 +89,7 @@ class NcclChannel {
   std::shared_ptr<CudaDevice> device_;
   NcclPlace place_;
   Watch watch_;
+  GiveUp give_up_;
   ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t before_ = nullptr;

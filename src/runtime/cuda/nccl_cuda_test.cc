@@ -273,6 +273,44 @@ TEST_P(NcclWorlds, TimeLimitNamesTheOperation) {
   EXPECT_GE(told, 1);
 }
 
+/// Each group's kernels wait, and none may wait for the other's end.
+TEST_P(NcclWorlds, TimeLimitEndsTheWaitsOfAllGroups) {
+  for (const bool peer_memory : {true, false}) {
+    std::atomic<int> told = 0;
+    const auto body = [&](World& world, Device& device) {
+      std::vector<CommunicatorPtr> groups;
+      std::vector<OwnedTensor> tensors;
+      for (const std::string name : {"one", "two", "three"}) {
+        std::vector<int64_t> ranks(world.size());
+        std::iota(ranks.begin(), ranks.end(), 0);
+        groups.push_back(world.make_group(name, ranks));
+        tensors.push_back(numbers(device, 1000, 0));
+        groups.back()->all_reduce(tensors.back(), tensors.back()).wait();
+      }
+      device.synchronize();
+      if (world.rank() == 0) {
+        std::this_thread::sleep_for(std::chrono::seconds(6));
+        return;
+      }
+      try {
+        std::vector<Pending> started;
+        for (size_t i = 0; i < groups.size(); ++i)
+          started.push_back(groups[i]->all_reduce(tensors[i], tensors[i]));
+        for (Pending& operation : started) operation.wait();
+        device.synchronize();
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("the time limit is 2"));
+        ++told;
+        throw;
+      }
+    };
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THROW(run(body, {.timeout_seconds = 2, .peer_memory = peer_memory}), UserError);
+    EXPECT_GE(told, 1);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclWorlds, ::testing::Values(2, 3, 4));
 
 }  // namespace

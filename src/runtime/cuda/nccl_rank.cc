@@ -2,12 +2,25 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
+#include <system_error>
+#include <thread>
 
 namespace tessera::cuda {
 
 void NcclRank::abort_all() noexcept {
   for (const auto& [group, ring] : rings) ring->abort();
-  for (NcclChannel* channel : channels) channel->abort();
+  // All at once: NCCL gives memory back as it ends, for which the driver lets it wait until no
+  // kernel of any group is left.
+  std::vector<std::thread> at_work;
+  for (NcclChannel* channel : channels) {
+    try {
+      at_work.emplace_back([channel] { channel->abort(); });
+    } catch (const std::system_error&) {  // no more threads
+      channel->abort();
+    }
+  }
+  for (std::thread& thread : at_work) thread.join();
 }
 
 void NcclRank::fail(FailedWait wait, Device::Time begin, const std::string& reason) {
@@ -43,12 +56,20 @@ void NcclRank::watch_device(Device::Time begin) {
 
 WatchedChannel::WatchedChannel(NcclRank& shared, const NcclPlace& place, Communicator& host)
     : shared_(shared),
-      channel_(shared.device, place, share_id(place, host),
-               [&shared](const FailedWait& wait, Device::Time begin) {
-                 if (const std::string reason = shared.find_reason(begin); !reason.empty())
-                   shared.fail(wait, begin, reason);
-               }) {
+      channel_(
+          shared.device, place, share_id(place, host),
+          [&shared](const FailedWait& wait, Device::Time begin) {
+            if (const std::string reason = shared.find_reason(begin); !reason.empty())
+              shared.fail(wait, begin, reason);
+          },
+          [&shared] { shared.abort_all(); }) {
   shared_.channels.push_back(&channel_);
+}
+
+WatchedChannel::~WatchedChannel() {
+  // Peers that are lost never complete what is under way.
+  if (std::uncaught_exceptions() > 0) shared_.abort_all();
+  std::erase(shared_.channels, &channel_);
 }
 
 ncclUniqueId WatchedChannel::share_id(const NcclPlace& place, Communicator& host) {

@@ -27,6 +27,7 @@ struct NcclRank {
   std::string find_reason(Device::Time begin) const;
   /// Throws CommError where waiting for the GPU since `begin` cannot end.
   void watch_device(Device::Time begin);
+  /// Ends what all groups have under way; nothing can be started afterwards.
   void abort_all() noexcept;
   [[noreturn]] void fail(FailedWait wait, Device::Time begin, const std::string& reason);
 };
@@ -36,7 +37,7 @@ struct NcclRank {
 class WatchedChannel {
  public:
   WatchedChannel(NcclRank& shared, const NcclPlace& place, Communicator& host);
-  ~WatchedChannel() { std::erase(shared_.channels, &channel_); }
+  ~WatchedChannel();
   WatchedChannel(const WatchedChannel&) = delete;
   WatchedChannel& operator=(const WatchedChannel&) = delete;
   NcclChannel& channel() { return channel_; }

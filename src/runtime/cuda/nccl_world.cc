@@ -18,9 +18,9 @@ namespace {
 
 using Rows = std::span<const int64_t>;
 
-/// Up to so many bytes for each other rank NCCL is behind the ring, with more it is before it
+/// Up to so many bytes from a rank to all others NCCL is behind the ring, with more it is before it
 /// (bench/comm_cuda_bench.cc). Compared with sizes that all ranks know.
-constexpr int64_t kMostByRing = int64_t{16} << 20;
+constexpr int64_t kMostByRing = int64_t{24} << 20;
 
 /// BF16 values that a reduction receives from each other rank at a time.
 constexpr int64_t kSumPiece = int64_t{16} << 20;
@@ -93,7 +93,9 @@ class NcclCommunicator final : public Communicator {
   cudaStream_t stream() { return all_.channel().stream(); }
   size_t own() const { return rank(); }
   /// Whether NCCL is behind, for so many bytes for each other rank at most.
-  bool goes_by_ring(int64_t bytes) const { return ring_ != nullptr && bytes <= kMostByRing; }
+  bool goes_by_ring(int64_t bytes) const {
+    return ring_ != nullptr && bytes <= kMostByRing / (size() - 1);
+  }
   /// NCCL does not sum BF16 in F32, so the alternative is an exchange and another kernel.
   bool sums_by_ring(DType dtype, int64_t bytes) const {
     return ring_ != nullptr &&
