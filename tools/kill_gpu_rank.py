@@ -6,12 +6,13 @@ leaves it silent. The run must end with an exit code other than 0 within the lim
 say once what it waited for, or, where mpirun ends it before it can, mpirun or the program must say that a rank was killed; no rank's
 process may outlive the run, and the same command must go on from the last checkpoint.
 
-  tools/kill_gpu_rank.py build/tessera [--device cuda] [--seconds 30] [--signals KILL STOP]
+  tools/kill_gpu_rank.py build/tessera [--device cuda] [--seconds 30] [--signals KILL STOP] [--rounds 3]
 
 With --device cpu the same is checked without GPUs. Needs mpirun. The exit code is 0 only where all is
 well.
 """
 import argparse
+import itertools
 import os
 import re
 import shutil
@@ -81,13 +82,13 @@ class Run:
         return code
 
 
-def strike(command, folder, name, limit):
-    """Lets a rank be struck; what went wrong, and the seconds until the run had ended."""
+def strike(command, folder, name, limit, delay):
+    """Lets a rank be struck `delay` seconds after a save; what went wrong, and the seconds until the run had ended."""
     run = Run(command)
     if not run.wait_for(r"^saved ", 90):
         run.end(0)
         return [f"no checkpoint was saved: {run.lines[-5:]}"], 0
-    time.sleep(0.3)
+    time.sleep(delay)
     ranks = find_ranks(folder)
     if sorted(ranks) != [0, 1]:
         run.end(0)
@@ -134,11 +135,12 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=30, help="in which the others must end")
     parser.add_argument("--signals", nargs="+", default=["KILL", "STOP"])
+    parser.add_argument("--rounds", type=int, default=3, help="of each signal, at different moments of a step")
     options = parser.parse_args()
     if shutil.which("mpirun") is None:
         raise SystemExit("kill_gpu_rank: mpirun is needed to start the ranks")
     failed = False
-    for name in options.signals:
+    for turn, name in itertools.product(range(options.rounds), options.signals):
         with tempfile.TemporaryDirectory() as scratch:
             write_text(f"{scratch}/text.txt")
             folder = f"{scratch}/run"
@@ -149,7 +151,7 @@ def main():
                        "--parallel.ep=2", "--optim.schedule=constant", "--train.steps=100000",
                        "--train.validation_interval=0", "--run.checkpoint_interval=20",
                        "--run.log_interval=1", "--run.comm_timeout=10"]
-            wrong, took = strike(command, folder, name, options.seconds)
+            wrong, took = strike(command, folder, name, options.seconds, 0.3 + 0.0137 * turn)
             print(f"SIG{name}: ended after {took:.1f} s")
             if not wrong:
                 wrong = go_on(command, folder)

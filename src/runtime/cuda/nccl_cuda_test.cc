@@ -285,8 +285,10 @@ TEST_P(NcclWorlds, TimeLimitEndsTheWaitsOfAllGroups) {
         std::iota(ranks.begin(), ranks.end(), 0);
         groups.push_back(world.make_group(name, ranks));
         tensors.push_back(numbers(device, 1000, 0));
-        groups.back()->all_reduce(tensors.back(), tensors.back()).wait();
       }
+      groups[0]->barrier();  // nobody takes memory while another's kernels wait
+      for (size_t i = 0; i < groups.size(); ++i)
+        groups[i]->all_reduce(tensors[i], tensors[i]).wait();
       device.synchronize();
       if (world.rank() == 0) {
         std::this_thread::sleep_for(std::chrono::seconds(6));
