@@ -94,5 +94,7 @@ class GroupedMatmulWgrad final : public Operator, public TakesGather {
 OperatorPtr make_grouped_matmul(const GroupedMatmulSpec& spec);
 
 void add_grouped_matmul_cpu(KernelTable& table);
+/// GroupedMatmul alone, by gemm_of_rows.
+void add_grouped_matmul_of_rows_cpu(KernelTable& table);
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/row_products.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/many_threads.h"
 #include "ops/permute/row_maps.h"
@@ -92,6 +92,7 @@ Tensor find_rows(const Args<Op>& args, const Tensor& x, bool gather) {
 
 /// The tensors of one forward call.
 struct Product {
+  GemmFunction multiply;
   const ExpertSizes& sizes;
   GroupedSide side;
   const Tensor& a;
@@ -117,19 +118,19 @@ struct Part {
 void multiply(const Product& p, const Part& part) {
   const bool out = p.side == GroupedSide::kOut;
   const int64_t row = p.first_row(part.expert) + part.first_row;
-  gemm({.transpose_b = out,
-        .m = part.last_row - part.first_row,
-        .n = part.last_col - part.first_col,
-        .k = out ? p.weight.shape[1] : p.sizes[part.expert],
-        .a = at(p.a, row, 0),
-        .lda = p.a.shape[1],
-        .b = out ? at(p.weight, part.weight_row + part.first_col, 0)
-                 : at(p.weight, part.weight_row, part.first_col),
-        .ldb = p.weight.shape[1],
-        .c = at(p.y, row, part.first_col),
-        .ldc = p.y.shape[1],
-        .input_type = p.a.dtype,
-        .output_type = p.y.dtype});
+  p.multiply({.transpose_b = out,
+              .m = part.last_row - part.first_row,
+              .n = part.last_col - part.first_col,
+              .k = out ? p.weight.shape[1] : p.sizes[part.expert],
+              .a = at(p.a, row, 0),
+              .lda = p.a.shape[1],
+              .b = out ? at(p.weight, part.weight_row + part.first_col, 0)
+                       : at(p.weight, part.weight_row, part.first_col),
+              .ldb = p.weight.shape[1],
+              .c = at(p.y, row, part.first_col),
+              .ldc = p.y.shape[1],
+              .input_type = p.a.dtype,
+              .output_type = p.y.dtype});
 }
 
 /// Where each expert's block of the weight starts, found while walking the experts in order.
@@ -179,12 +180,17 @@ void check_rows(const Tensor& rows, std::span<const int64_t> offsets) {
          rows.shape[0]);
 }
 
+template <GemmFunction kMultiply>
 void grouped_matmul(const GroupedMatmul& op, const Args<GroupedMatmul>& args) {
   using Op = GroupedMatmul;
   const Tensor a = find_rows(args, args.in(Op::kA), op.gather());
-  const Product product{
-      op.sizes(),           op.side(),        a,
-      args.in(Op::kWeight), args.out(Op::kY), args.in(Op::kOffsets).span<int64_t>()};
+  const Product product{kMultiply,
+                        op.sizes(),
+                        op.side(),
+                        a,
+                        args.in(Op::kWeight),
+                        args.out(Op::kY),
+                        args.in(Op::kOffsets).span<int64_t>()};
   check_rows(product.a, product.offsets);
   const bool few_rows = product.a.shape[0] < kFewRowsPerThread * omp_get_max_threads();
   (few_rows ? multiply_by_columns : multiply_by_rows)(product);
@@ -265,10 +271,15 @@ int64_t grouped_matmul_wgrad_workspace(const GroupedMatmulWgrad& op,
 }  // namespace
 
 void add_grouped_matmul_cpu(KernelTable& table) {
-  add_kernel<GroupedMatmul>(table, grouped_matmul, {.workspace = grouped_matmul_workspace});
+  add_kernel<GroupedMatmul>(table, grouped_matmul<gemm>, {.workspace = grouped_matmul_workspace});
   add_kernel<GroupedMatmulWgrad>(
       table, grouped_matmul_wgrad,
       {.workspace = grouped_matmul_wgrad_workspace, .sets_accumulators = true});
+}
+
+void add_grouped_matmul_of_rows_cpu(KernelTable& table) {
+  add_kernel<GroupedMatmul>(table, grouped_matmul<gemm_of_rows>,
+                            {.workspace = grouped_matmul_workspace});
 }
 
 }  // namespace tessera

@@ -77,6 +77,8 @@ inline constexpr int64_t kLinearTileRows = 256;
 
 OperatorPtr make_linear(bool bias = false);
 void add_linear_cpu(KernelTable& table);
+/// Linear alone, by gemm_of_rows.
+void add_linear_of_rows_cpu(KernelTable& table);
 void add_linear_cuda(KernelTable& table);
 
 }  // namespace tessera

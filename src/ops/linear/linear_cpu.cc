@@ -3,7 +3,7 @@
 
 #include "ops/column_sums.h"
 #include "ops/cpu_dispatch.h"
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/row_products.h"
 #include "ops/linear/linear.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
@@ -55,7 +55,8 @@ FillRows rows_of_addend(const Tensor& addend) {
 }
 
 /// Rows of `out` = what `fill` gives + the product, rounded once: a BF16 result by way of `tile`.
-void add_product(Gemm product, const Tensor& out, float* tile, const FillRows& fill) {
+void add_product(GemmFunction multiply, Gemm product, const Tensor& out, float* tile,
+                 const FillRows& fill) {
   const int64_t rows = product.m;
   const int64_t cols = product.n;
   const bool is_f32 = out.dtype == DType::kF32;
@@ -69,7 +70,7 @@ void add_product(Gemm product, const Tensor& out, float* tile, const FillRows& f
     product.m = end - begin;
     product.a = a + begin * product.lda * dtype_size(product.input_type);
     fill(static_cast<float*>(product.c), begin, end);
-    gemm(product);
+    multiply(product);
     if (is_f32) continue;
 #pragma omp parallel for schedule(static)
     for (int64_t row = begin; row < end; ++row)
@@ -78,23 +79,24 @@ void add_product(Gemm product, const Tensor& out, float* tile, const FillRows& f
 }
 
 /// `out` = the product, and what `fill` gives; with scratch memory for the sum.
-void run_product(Gemm product, const Tensor& out, std::span<std::byte> workspace,
-                 const FillRows& fill) {
+void run_product(GemmFunction multiply, Gemm product, const Tensor& out,
+                 std::span<std::byte> workspace, const FillRows& fill) {
   if (fill) {
-    add_product(product, out, reinterpret_cast<float*>(workspace.data()), fill);
+    add_product(multiply, product, out, reinterpret_cast<float*>(workspace.data()), fill);
   } else {
     product.c = out.data;
-    gemm(product);
+    multiply(product);
   }
 }
 
+template <GemmFunction kMultiply>
 void linear(const Linear& op, const Args<Linear>& args) {
   const Extra extra = op.extra();
   FillRows fill;
   if (extra == Extra::kBias) fill = rows_of_bias(args.in(Linear::kBias));
   if (extra == Extra::kAddend) fill = rows_of_addend(args.in(Linear::kAddend));
-  run_product(forward_product(args.in(Linear::kX), args.in(Linear::kWeight)), args.out(Linear::kY),
-              args.workspace, fill);
+  run_product(kMultiply, forward_product(args.in(Linear::kX), args.in(Linear::kWeight)),
+              args.out(Linear::kY), args.workspace, fill);
 }
 
 void linear_dgrad(const LinearDgrad& op, const Args<LinearDgrad>& args) {
@@ -102,7 +104,8 @@ void linear_dgrad(const LinearDgrad& op, const Args<LinearDgrad>& args) {
   const Tensor& grad = args.in(Op::kGrad);
   const Tensor& weight = args.in(Op::kWeight);
   const bool addend = op.addend();
-  run_product({.m = grad.shape[0],
+  run_product(gemm,
+              {.m = grad.shape[0],
                .n = weight.shape[1],
                .k = weight.shape[0],
                .a = grad.data,
@@ -167,10 +170,14 @@ int64_t linear_bias_grad_workspace(const LinearBiasGrad& /*op*/,
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_linear_cpu, table) {
-  add_kernel<Linear>(table, linear, {.workspace = linear_workspace});
+  add_kernel<Linear>(table, linear<gemm>, {.workspace = linear_workspace});
   add_kernel<LinearDgrad>(table, linear_dgrad, {.workspace = linear_dgrad_workspace});
   add_kernel<LinearWgrad>(table, linear_wgrad, {.sets_accumulators = true});
   add_kernel<LinearBiasGrad>(table, linear_bias_grad, {.workspace = linear_bias_grad_workspace});
+}
+
+TESSERA_CPU_KERNELS(add_linear_of_rows_cpu, table) {
+  add_kernel<Linear>(table, linear<gemm_of_rows>, {.workspace = linear_workspace});
 }
 
 }  // namespace tessera

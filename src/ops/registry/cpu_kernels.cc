@@ -28,6 +28,7 @@
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/page_stash/page_stash.h"
+#include "ops/paged_attention/paged_attention.h"
 #include "ops/permute/permute.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
@@ -79,6 +80,7 @@ KernelTable make_cpu_kernels() {
   add_newton_schulz_cpu(table);
   add_norm_rope_cpu(table);
   add_page_stash_cpu(table);
+  add_paged_attention_cpu(table);
   add_permute_cpu(table);
   add_quantize_cpu(table);
   add_quantize_tokens_cpu(table);
@@ -97,6 +99,14 @@ KernelTable make_cpu_kernels() {
   add_slot_experts_cpu(table);
   add_spread_norm_cpu(table);
   add_vocab_loss_cpu(table);
+  return table;
+}
+
+KernelTable make_cpu_kernels_of_rows() {
+  KernelTable table = make_cpu_kernels();
+  add_grouped_matmul_of_rows_cpu(table);
+  add_linear_of_rows_cpu(table);
+  add_router_of_rows_cpu(table);
   return table;
 }
 

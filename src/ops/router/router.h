@@ -173,6 +173,8 @@ class RouterBackward final : public Operator, public TakesAddend {
 OperatorPtr make_router(const RouterSpec& spec);
 
 void add_router_cpu(KernelTable& table);
+/// Router alone, with logits by gemm_of_rows.
+void add_router_of_rows_cpu(KernelTable& table);
 /// Up to 1024 experts.
 void add_router_cuda(KernelTable& table);
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ops/cpu_dispatch.h"
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/row_products.h"
 #include "ops/router/router_balance.h"
 #include "ops/router/router_cpu.h"
 #include "ops/router/router_scores.h"
@@ -28,25 +28,26 @@ struct Forward {
   }
 };
 
-/// The two weights of the logits.
+/// The two weights of the logits, and what multiplies them.
 struct LogitWeights {
   const float* weight_EH;
   const float* bias_E;  ///< null where there is none
+  GemmFunction multiply;
 };
 
 /// logits[t] = W x[t] + b for some rows of F32 x.
 void multiply_rows(const float* x, const LogitWeights& weights, float* logits, int64_t num_rows,
                    const RouterSizes& sizes) {
-  gemm({.transpose_b = true,
-        .m = num_rows,
-        .n = sizes.num_experts,
-        .k = sizes.hidden_size,
-        .a = x,
-        .lda = sizes.hidden_size,
-        .b = weights.weight_EH,
-        .ldb = sizes.hidden_size,
-        .c = logits,
-        .ldc = sizes.num_experts});
+  weights.multiply({.transpose_b = true,
+                    .m = num_rows,
+                    .n = sizes.num_experts,
+                    .k = sizes.hidden_size,
+                    .a = x,
+                    .lda = sizes.hidden_size,
+                    .b = weights.weight_EH,
+                    .ldb = sizes.hidden_size,
+                    .c = logits,
+                    .ldc = sizes.num_experts});
   if (weights.bias_E == nullptr) return;
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < num_rows; ++row) {
@@ -155,6 +156,7 @@ Forward bind(const Router& op, const Args<Router>& args, const RouterSizes& size
           .partials = workspace_part<double>(args.workspace, layout.partials)};
 }
 
+template <GemmFunction kMultiply>
 void router(const Router& op, const Args<Router>& args) {
   const Tensor& x = args.in(Router::kX);
   const BalanceSegments segments = balance_segments(args, x.shape[0]);
@@ -166,9 +168,10 @@ void router(const Router& op, const Args<Router>& args) {
   float* widened =
       workspace_part<float>(args.workspace, RouterWorkspace::of_forward(sizes).widened);
   const Tensor* bias = args.find_in(Router::kBias);
-  compute_logits(
-      x, {args.in(Router::kWeight).as<float>(), bias == nullptr ? nullptr : bias->as<float>()},
-      f.logits_TE, widened, sizes);
+  compute_logits(x,
+                 {args.in(Router::kWeight).as<float>(),
+                  bias == nullptr ? nullptr : bias->as<float>(), kMultiply},
+                 f.logits_TE, widened, sizes);
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) route_block(f, block);
 
@@ -197,8 +200,12 @@ int64_t router_backward_workspace(const RouterBackward& op, std::span<const Valu
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_router_cpu, table) {
-  add_kernel<Router>(table, router, {.workspace = router_workspace});
+  add_kernel<Router>(table, router<gemm>, {.workspace = router_workspace});
   add_kernel<RouterBackward>(table, router_backward, {.workspace = router_backward_workspace});
+}
+
+TESSERA_CPU_KERNELS(add_router_of_rows_cpu, table) {
+  add_kernel<Router>(table, router<gemm_of_rows>, {.workspace = router_workspace});
 }
 
 }  // namespace tessera
