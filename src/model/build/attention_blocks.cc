@@ -11,6 +11,7 @@
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/norm_rope/norm_rope.h"
+#include "ops/paged_attention/paged_attention.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -348,6 +349,34 @@ ValueId attend_cached(LayerBuilder& builder, const AttentionShare& share, const 
   return attend_sinks(builder, share, attended, share.num_heads, 0);
 }
 
+/// Writes keys and values into the pages of their sequences and attends to those.
+ValueId attend_paged(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
+  Program& program = builder.program();
+  const ValueId rows = builder.port(Port::kCacheRows);
+  const ValueId keys = builder.port(Port::kKeyCache);
+  const ValueId values = builder.port(Port::kValueCache);
+  const int64_t capacity = builder.cache->num_pages * kPageTokens;
+  program.add(make_page_write(capacity), {x.k, rows}, {}, {keys});
+  program.add(make_page_write(capacity), {x.v, rows}, {}, {values});
+  const std::vector<ValueId> inputs = {x.q,
+                                       keys,
+                                       values,
+                                       builder.port(Port::kCuSeqlens),
+                                       builder.port(Port::kCacheLength),
+                                       builder.port(Port::kPageTable)};
+  const auto attended = program.add(make_paged_attention(attention_spec(builder, share)), inputs,
+                                    {"attn_out", "attn_lse"});
+  if (!builder.config.attention_sinks) return attended[attention::kO];
+  return attend_sinks(builder, share, attended, share.num_heads, 0);
+}
+
+/// Attends as the layer's cache asks.
+ValueId attend(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
+  if (!builder.cache) return attend_packed(builder, share, x);
+  return builder.cache->is_paged() ? attend_paged(builder, share, x)
+                                   : attend_cached(builder, share, x);
+}
+
 }  // namespace
 
 ValueId build_attention(LayerBuilder& builder, ValueId normed) {
@@ -357,8 +386,7 @@ ValueId build_attention(LayerBuilder& builder, ValueId normed) {
   const RotarySpec rotary = rotary_spec(config, context_length(builder));
   const QueryKeyValue x = config.is_latent() ? build_latent(builder, share, normed, rotary)
                                              : build_standard(builder, share, normed, rotary);
-  const ValueId out =
-      builder.cache ? attend_cached(builder, share, x) : attend_packed(builder, share, x);
+  const ValueId out = attend(builder, share, x);
   const int64_t inner = config.num_heads * config.value_dim();
   if (share.by_heads)
     return builder.row_linear("attn.o", out, inner, config.hidden_size, config.output_bias,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/paged_attention/paged_attention.h"
+
 namespace tessera {
 namespace {
 
@@ -55,8 +57,16 @@ ValueType one_count(const Context& /*c*/) {
   return {.dtype = DType::kI64, .shape = {1}};
 }
 ValueType cache_type(const Context& c, int64_t head_size) {
-  const int64_t capacity = c.cache ? c.cache->capacity : 0;
+  const CacheShape cache = c.cache.value_or(CacheShape{});
+  const int64_t capacity = cache.is_paged() ? cache.num_pages * kPageTokens : cache.capacity;
   return {c.shape.dtype, {capacity, c.config.kv_heads() * head_size}};
+}
+ValueType cache_lengths(const Context& c) {
+  return i32(c.cache && c.cache->is_paged() ? c.shape.max_sequences : 1);
+}
+ValueType page_table_type(const Context& c) {
+  return {.dtype = DType::kI32,
+          .shape = {c.shape.max_sequences, c.cache ? pages_of(c.cache->capacity) : 0}};
 }
 ValueType key_cache_type(const Context& c) {
   return cache_type(c, c.config.head_dim());
@@ -71,8 +81,17 @@ bool in_layers(const Context& c) {
 bool in_cached(const Context& c) {
   return in_layers(c) && c.cache.has_value();
 }
+bool in_paged(const Context& c) {
+  return in_cached(c) && c.cache->is_paged();
+}
+bool in_contiguous(const Context& c) {
+  return in_cached(c) && !c.cache->is_paged();
+}
 bool in_packed(const Context& c) {
   return in_layers(c) && !c.cache;
+}
+bool in_bounded(const Context& c) {
+  return in_packed(c) || in_paged(c);
 }
 bool in_embedding(const Context& c) {
   return c.role == ProgramRole::kEmbedding;
@@ -122,7 +141,7 @@ constexpr PortRule kRules[] = {
     {Port::kHidden, "hidden", kIn, "hidden states of own tokens", hidden_type, not_in_embedding},
     {Port::kPositions, "positions", kIn, "of the tokens that are rotated", rotated_ids, in_layers},
     {Port::kCuSeqlens, "cu_seqlens", kIn, "bounds of the micro-batch's sequences", sequence_bounds,
-     in_packed},
+     in_bounded},
     {Port::kTokens, "tokens", kIn, "ids of the group's tokens", group_ids, in_embedding},
     {Port::kLabels, "labels", kIn, "of own tokens; -100: no loss", own_ids, in_head},
     {Port::kGatheredLabels, "gathered_labels", kIn, "of the group's tokens", group_ids,
@@ -149,12 +168,16 @@ constexpr PortRule kRules[] = {
     {Port::kDropped, "dropped", kOut, "own assignments without room", one_count, in_moe},
     {Port::kCountsSoFar, "counts_so_far", kOut, "the next micro-batch's earlier_counts", by_expert,
      in_globally_balanced},
-    {Port::kStart, "start", kIn, "tokens in the caches", one_i32, in_cached},
-    {Port::kCacheLength, "cache_length", kIn, "and with those given now", one_i32, in_cached},
+    {Port::kStart, "start", kIn, "tokens in the caches", one_i32, in_contiguous},
+    {Port::kCacheLength, "cache_length", kIn, "tokens of each sequence, those given now included",
+     cache_lengths, in_cached},
     {Port::kKeyCache, "key_cache", kInPlace, "keys of all tokens so far", key_cache_type,
      in_cached},
     {Port::kValueCache, "value_cache", kInPlace, "values of all tokens so far", value_cache_type,
      in_cached},
+    {Port::kCacheRows, "cache_rows", kIn, "of the tokens given now, in the pages", batch_ids,
+     in_paged},
+    {Port::kPageTable, "page_table", kIn, "pages of each sequence", page_table_type, in_paged},
     {Port::kEmbedded, "embedded", kIn, "embeddings of the tokens to predict from", hidden_type,
      in_predicting},
 };

@@ -27,9 +27,13 @@ struct BatchShape {
 };
 
 /// Keys and values of earlier tokens, for generation: the layer reads and extends caches of
-/// `capacity` tokens.
+/// `capacity` tokens of one sequence; or with `num_pages`, those of shape.max_sequences sequences
+/// of at most `capacity` tokens each, in pages of kPageTokens that all layers number alike.
 struct CacheShape {
   int64_t capacity = 0;
+  int64_t num_pages = 0;
+
+  bool is_paged() const { return num_pages > 0; }
 };
 
 /// T_l: a rank's own tokens of a micro-batch.
@@ -76,6 +80,8 @@ enum class Port : uint8_t {
   kCacheLength,
   kKeyCache,
   kValueCache,
+  kCacheRows,
+  kPageTable,
   // Multi-token prediction.
   kEmbedded,
 };

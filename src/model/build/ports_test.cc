@@ -54,6 +54,9 @@ TEST_F(Ports, ProgramsHaveThoseOfTheirKind) {
   EXPECT_EQ(ports_of(layer({}, CacheShape{8})),
             (Names{"hidden", "positions", "hidden_out", "start", "cache_length", "key_cache",
                    "value_cache"}));
+  EXPECT_EQ(ports_of(layer({}, CacheShape{.capacity = 8, .num_pages = 3})),
+            (Names{"hidden", "positions", "cu_seqlens", "hidden_out", "cache_length", "key_cache",
+                   "value_cache", "cache_rows", "page_table"}));
   EXPECT_EQ(ports_of(layer({.moe = true})),
             (Names{"hidden", "positions", "cu_seqlens", "hidden_out", "balance_loss", "z_loss",
                    "score_means", "counts", "dropped"}));

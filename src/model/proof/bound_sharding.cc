@@ -127,6 +127,8 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kCacheLength:
     case Port::kKeyCache:
     case Port::kValueCache:
+    case Port::kCacheRows:
+    case Port::kPageTable:
       break;
   }
   return axes.whole();

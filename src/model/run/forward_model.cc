@@ -8,6 +8,7 @@
 
 #include "core/mirrored_tensor.h"
 #include "model/run/layer_binder.h"
+#include "ops/paged_attention/paged_attention.h"
 #include "program/compile/compile.h"
 
 namespace tessera {
@@ -91,7 +92,7 @@ struct ForwardPrograms {
 
 std::optional<CacheShape> shape_of(const KeyValueCache* cache) {
   if (cache == nullptr) return std::nullopt;
-  return CacheShape{cache->capacity()};
+  return cache->shape();
 }
 
 }  // namespace
@@ -104,6 +105,7 @@ struct ForwardModel::Impl : ForwardPrograms {
 
   KeyValueCache* cache;
   MirroredTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
+  MirroredTensor cache_rows, page_table;  // of a paged cache
   OwnedTensor streams[2];
   OwnedTensor loss, result;
   OwnedTensor host_result;                 // a copy of a device's
@@ -122,7 +124,13 @@ struct ForwardModel::Impl : ForwardPrograms {
     positions = MirroredTensor(DType::kI32, row, device());
     cu_seqlens = MirroredTensor(DType::kI32, {shape.max_sequences + 1}, device());
     start = MirroredTensor(DType::kI32, {1}, device());
-    cache_length = MirroredTensor(DType::kI32, {1}, device());
+    const bool paged = cache != nullptr && cache->shape().is_paged();
+    cache_length = MirroredTensor(DType::kI32, {paged ? shape.max_sequences : 1}, device());
+    if (paged) {
+      cache_rows = MirroredTensor(DType::kI32, row, device());
+      page_table =
+          MirroredTensor(DType::kI32, {shape.max_sequences, pages_of(cache->capacity())}, device());
+    }
     scale = MirroredTensor(DType::kF32, {1}, device());
     *scale.get().as<float>() = 1;
     scale.upload();
@@ -195,6 +203,8 @@ struct ForwardModel::Impl : ForwardPrograms {
     ports.set(Port::kCuSeqlens, cu_seqlens);
     ports.set(Port::kStart, start);
     ports.set(Port::kCacheLength, cache_length);
+    ports.set(Port::kCacheRows, cache_rows);
+    ports.set(Port::kPageTable, page_table);
     ports.set(Port::kBalanceLoss, balance_loss);
     ports.set(Port::kZLoss, z_loss);
     ports.set(Port::kScoreMeans, score_means);
@@ -232,11 +242,14 @@ std::vector<CompileReport> report_forward(const ModelConfig& config, const Batch
 
 KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity,
                              Device& device)
-    : capacity_(capacity) {
+    : KeyValueCache(config, dtype, CacheShape{capacity}, device) {}
+
+KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, const CacheShape& cache,
+                             Device& device)
+    : shape_(cache) {
   const BatchShape shape{.dtype = dtype};
   const StageGroups groups = single_rank_groups();
-  const PortContext context{
-      .config = config, .shape = shape, .groups = groups, .cache = CacheShape{capacity}};
+  const PortContext context{.config = config, .shape = shape, .groups = groups, .cache = cache};
   const Shape keys = port_type(Port::kKeyCache, context).shape;
   const Shape values = port_type(Port::kValueCache, context).shape;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
@@ -290,6 +303,32 @@ Tensor ForwardModel::run_logits(std::span<const int32_t> tokens) {
   const Tensor logits = impl.run();
   impl.cache->set_length(end);
   return logits;
+}
+
+Tensor ForwardModel::run_sequences(const SequenceRows& rows) {
+  Impl& impl = *impl_;
+  const auto num_sequences = std::ssize(rows.lengths);
+  ensure(impl.cache != nullptr && impl.cache->shape().is_paged(),
+         "run_sequences without a paged cache");
+  ensure(
+      std::ssize(rows.tokens) <= impl.shape.num_tokens && num_sequences <= impl.shape.max_sequences,
+      "run_sequences: {} tokens of {} sequences for a model of {} and {}", rows.tokens.size(),
+      num_sequences, impl.shape.num_tokens, impl.shape.max_sequences);
+  // Rows and sequences that are not there are empty, and write nothing.
+  const auto give = [](const std::vector<int32_t>& values, const MirroredTensor& to, int32_t rest) {
+    const auto all = to.get().span<int32_t>();
+    ensure(values.size() <= all.size(), "run_sequences: {} values for {}", values.size(),
+           all.size());
+    std::fill(std::ranges::copy(values, all.begin()).out, all.end(), rest);
+    to.upload();
+  };
+  give(rows.tokens, impl.tokens, 0);
+  give(rows.positions, impl.positions, 0);
+  give(rows.cache_rows, impl.cache_rows, -1);
+  give(rows.cu_seqlens, impl.cu_seqlens, rows.cu_seqlens.back());
+  give(rows.lengths, impl.cache_length, 0);
+  give(rows.page_table, impl.page_table, 0);
+  return impl.run();
 }
 
 }  // namespace tessera

@@ -14,22 +14,37 @@ enum class ForwardGoal {
   kLogits,  ///< scores of the next token
 };
 
-/// Keys and values of all layers, for generation, in the memory of the device that generates.
+/// Keys and values of all layers, for generation, in the memory of the device that generates: of
+/// one sequence, or pages for several, whose owner keeps account of them.
 class KeyValueCache {
  public:
   KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity,
                 Device& device = host_device());
-  int64_t capacity() const { return capacity_; }
+  KeyValueCache(const ModelConfig& config, DType dtype, const CacheShape& shape,
+                Device& device = host_device());
+  const CacheShape& shape() const { return shape_; }
+  int64_t capacity() const { return shape_.capacity; }
   int64_t length() const { return length_; }
   void set_length(int64_t length) { length_ = length; }
   Tensor keys(int64_t layer) const { return keys_[layer]; }
   Tensor values(int64_t layer) const { return values_[layer]; }
 
  private:
-  int64_t capacity_;
+  CacheShape shape_;
   int64_t length_ = 0;
   std::vector<OwnedTensor> keys_;
   std::vector<OwnedTensor> values_;
+};
+
+/// New tokens of S sequences over a paged cache, those of one sequence behind one another; ports of
+/// the same names (model/build/ports.h) say more.
+struct SequenceRows {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> positions;   ///< of the tokens in their sequences
+  std::vector<int32_t> cache_rows;  ///< where their keys and values go
+  std::vector<int32_t> cu_seqlens = {0};
+  std::vector<int32_t> lengths;     ///< of the sequences, with these tokens
+  std::vector<int32_t> page_table;  ///< [S, pages_of(capacity)]
 };
 
 /// Runs a model forward only, for T tokens at a time, keeping nothing: memory for two residual
@@ -51,6 +66,9 @@ class ForwardModel {
   /// Logits [T,V], on the host, of tokens that follow the cache's, which grows by T. REQUIRES goal
   /// kLogits and a cache with room.
   Tensor run_logits(std::span<const int32_t> tokens);
+  /// Logits of at most T tokens of at most max_sequences sequences, on the host: the first rows of
+  /// [T,V]. REQUIRES goal kLogits and a paged cache.
+  Tensor run_sequences(const SequenceRows& rows);
 
  private:
   struct Impl;
