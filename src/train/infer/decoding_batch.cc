@@ -1,0 +1,282 @@
+#include "train/infer/decoding_batch.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <numeric>
+
+#include "core/saturating.h"
+#include "model/config/limits.h"
+#include "ops/paged_attention/paged_attention.h"
+#include "ops/registry/cpu_kernels.h"
+#include "train/setup/machine.h"
+#include "train/setup/size_check.h"
+
+namespace tessera {
+namespace {
+
+/// The configuration of a batch: what fuses products on a GPU has no products of rows.
+ModelConfig for_batch(ModelConfig config) {
+  config.moe.fuse_activation = false;
+  return config;
+}
+
+DecodingLimits complete(DecodingLimits limits) {
+  validate(limits);
+  const int64_t most = limits.max_sequences * pages_of(limits.context);
+  const int64_t wanted = limits.cache_tokens == 0 ? most : pages_of(limits.cache_tokens);
+  limits.cache_tokens = std::min(wanted, most) * kPageTokens;
+  limits.max_rows = std::max(limits.max_rows, limits.max_sequences);  // each is written in a pass
+  return limits;
+}
+
+/// The shape of the cache, whose size is checked first.
+CacheShape cache_shape(const ModelConfig& config, DType dtype, const DecodingLimits& limits) {
+  const Saturating of_token =
+      Saturating(config.num_layers) * config.kv_heads() * (config.head_dim() + config.value_dim());
+  require_host_memory((of_token * limits.cache_tokens * dtype_size(dtype)).value(),
+                      machine_memory(),
+                      fmt::format("a cache of {} tokens' keys and values", limits.cache_tokens));
+  return {.capacity = limits.context, .num_pages = limits.cache_tokens / kPageTokens};
+}
+
+/// Rows of the model that runs a pass of so many: few models for all passes.
+int64_t model_rows(int64_t num_rows, int64_t max_rows) {
+  const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_rows)));
+  const int64_t between = power / 4 * 3;
+  return std::min(between >= num_rows ? between : power, max_rows);
+}
+
+std::vector<GeneratedToken> most_likely(const std::vector<double>& log_probabilities,
+                                        int64_t count) {
+  std::vector<int32_t> ids(log_probabilities.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto kept = ids.begin() + std::min(count, std::ssize(ids));
+  std::partial_sort(ids.begin(), kept, ids.end(), [&](int32_t a, int32_t b) {
+    const double pa = log_probabilities[a];
+    const double pb = log_probabilities[b];
+    return pa != pb ? pa > pb : a < b;
+  });
+  std::vector<GeneratedToken> result;
+  for (auto id = ids.begin(); id != kept; ++id) result.push_back({*id, log_probabilities[*id]});
+  return result;
+}
+
+}  // namespace
+
+/// A request at work.
+struct DecodingBatch::Sequence {
+  int64_t number = 0;
+  DecodingRequest request;
+  Random random;
+  std::vector<int32_t> pages = {};
+  std::vector<int32_t> tokens = {};  ///< the prompt and what was written
+  int64_t length = 0;                ///< of which the cache has this many
+  int64_t num_written = 0;
+
+  Sequence(int64_t own, DecodingRequest given)
+      : number(own),
+        request(std::move(given)),
+        random(request.options.seed, hash_text("generate", 8)),
+        tokens(request.prompt) {}
+
+  int64_t most_tokens() const { return std::ssize(request.prompt) + request.options.max_tokens; }
+  int64_t num_unread() const { return std::ssize(tokens) - length; }
+  int64_t cache_row(int64_t position) const {
+    return pages[position / kPageTokens] * kPageTokens + position % kPageTokens;
+  }
+
+  DecodedToken decoded(int32_t id, const std::vector<double>& row) const {
+    DecodedToken result{{id, row[id]}, {}};
+    if (request.num_alternatives > 0)
+      result.alternatives = most_likely(row, request.num_alternatives);
+    return result;
+  }
+
+  /// Takes the logits of `count` tokens that were read.
+  DecodingEvent take(const Tensor& logits, int64_t first_row, int64_t count) {
+    DecodingEvent event{.sequence = number};
+    const int64_t last = std::ssize(tokens) - 1;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t position = length + i;
+      const bool is_last = position == last;
+      if (!is_last && !request.scores_prompt) continue;
+      const std::vector<double> row = log_softmax(logits, first_row + i);
+      if (is_last) {
+        write(row, event);
+      } else {
+        event.prompt.push_back(decoded(tokens[position + 1], row));
+      }
+    }
+    length += count;
+    return event;
+  }
+
+  void write(const std::vector<double>& row, DecodingEvent& event) {
+    const GenerateOptions& options = request.options;
+    if (options.max_tokens == 0) {
+      event.end = DecodingEnd::kLength;
+      return;
+    }
+    const int32_t id = sample_token(row, options, random);
+    if (id == request.end_of_document) {
+      event.end = DecodingEnd::kDocument;
+      return;
+    }
+    event.token = decoded(id, row);
+    tokens.push_back(id);
+    if (++num_written == options.max_tokens) event.end = DecodingEnd::kLength;
+  }
+};
+
+/// Tokens of a sequence that a pass reads.
+struct DecodingBatch::Piece {
+  Sequence* sequence;
+  int64_t count;
+};
+
+void validate(const DecodingLimits& limits) {
+  require(limits.max_sequences > 0 && limits.max_sequences <= kMaxLength,
+          "max-sequences is {}; it must be from 1 to {}", limits.max_sequences, kMaxLength);
+  require(limits.context > 0 && limits.context <= kMaxLength,
+          "the context is {} tokens; it must be from 1 to {}", limits.context, kMaxLength);
+  require(limits.cache_tokens >= 0, "cache-tokens is {}; it must be 0 (room for all) or above",
+          limits.cache_tokens);
+  require(limits.max_rows > 0 && limits.max_rows <= kMaxLength,
+          "{} rows of a pass; there must be from 1 to {}", limits.max_rows, kMaxLength);
+}
+
+DecodingBatch::DecodingBatch(const ModelConfig& config, DType dtype, const Backend& backend,
+                             ParameterSet& parameters, std::vector<ExpertState>& experts,
+                             const DecodingLimits& limits)
+    : config_(for_batch(config)),
+      dtype_(dtype),
+      limits_(complete(limits)),
+      backend_(make_cpu_kernels_of_rows()),
+      parameters_(parameters),
+      experts_(experts),
+      pages_(limits_.cache_tokens / kPageTokens),
+      cache_(config_, dtype, cache_shape(config_, dtype, limits_)) {
+  require(backend.is_host(),
+          "several sequences at once are generated on the CPU only; give --device cpu");
+}
+
+DecodingBatch::~DecodingBatch() = default;
+
+void DecodingBatch::check(const DecodingRequest& request) const {
+  validate(request.options);
+  require(!request.prompt.empty(), "the prompt has no token");
+  for (const int32_t id : request.prompt)
+    require(id >= 0 && id < config_.vocab_size, "the token id {} is outside the vocabulary of {}",
+            id, config_.vocab_size);
+  const int64_t most = std::ssize(request.prompt) + request.options.max_tokens;
+  require(most <= limits_.context,
+          "the prompt's {} tokens and {} more are above the context of {} tokens",
+          request.prompt.size(), request.options.max_tokens, limits_.context);
+  require(pages_of(most) <= pages_.num_pages(),
+          "the prompt's {} tokens and {} more are above the cache of {} tokens",
+          request.prompt.size(), request.options.max_tokens, limits_.cache_tokens);
+}
+
+int64_t DecodingBatch::add(DecodingRequest request) {
+  check(request);
+  waiting_.push_back(std::make_unique<Sequence>(next_sequence_, std::move(request)));
+  return next_sequence_++;
+}
+
+void DecodingBatch::remove(int64_t sequence) {
+  const auto is_it = [&](const auto& other) { return other->number == sequence; };
+  std::erase_if(waiting_, is_it);
+  const auto found = std::ranges::find_if(running_, is_it);
+  if (found == running_.end()) return;
+  pages_.give_back((*found)->pages);
+  running_.erase(found);
+}
+
+void DecodingBatch::admit() {
+  while (!waiting_.empty() && num_running() < limits_.max_sequences) {
+    Sequence& next = *waiting_.front();
+    const int64_t needed = pages_of(next.most_tokens());
+    if (needed > pages_.num_free()) return;
+    next.pages = pages_.take(needed);
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+/// One token of each sequence that is being written, then what there is room for of the prompts.
+std::vector<DecodingBatch::Piece> DecodingBatch::choose_pieces() {
+  std::vector<Piece> pieces;
+  int64_t room = limits_.max_rows;
+  for (const bool written : {true, false}) {
+    for (const auto& sequence : running_) {
+      if ((sequence->num_written > 0) != written || room == 0) continue;
+      const int64_t count = std::min(sequence->num_unread(), room);
+      pieces.push_back({sequence.get(), count});
+      room -= count;
+    }
+  }
+  return pieces;
+}
+
+SequenceRows DecodingBatch::lay_out(const std::vector<Piece>& pieces) const {
+  SequenceRows rows;
+  const int64_t pages_per_sequence = pages_of(limits_.context);
+  for (const Piece& piece : pieces) {
+    const Sequence& sequence = *piece.sequence;
+    const int64_t end = sequence.length + piece.count;
+    for (int64_t position = sequence.length; position < end; ++position) {
+      rows.tokens.push_back(sequence.tokens[position]);
+      rows.positions.push_back(static_cast<int32_t>(position));
+      rows.cache_rows.push_back(static_cast<int32_t>(sequence.cache_row(position)));
+    }
+    rows.cu_seqlens.push_back(static_cast<int32_t>(rows.tokens.size()));
+    rows.lengths.push_back(static_cast<int32_t>(end));
+    rows.page_table.insert(rows.page_table.end(), sequence.pages.begin(), sequence.pages.end());
+    rows.page_table.resize(rows.lengths.size() * static_cast<size_t>(pages_per_sequence));
+  }
+  return rows;
+}
+
+ForwardModel& DecodingBatch::model_for(int64_t num_rows) {
+  const int64_t rows = model_rows(num_rows, limits_.max_rows);
+  std::unique_ptr<ForwardModel>& model = models_[rows];
+  if (model == nullptr) {
+    const BatchShape shape{.num_tokens = rows,
+                           .max_sequences = limits_.max_sequences,
+                           .sequence_length = limits_.context,
+                           .dtype = dtype_};
+    model = std::make_unique<ForwardModel>(config_, shape, ForwardGoal::kLogits, backend_,
+                                           parameters_, experts_, &cache_);
+  }
+  return *model;
+}
+
+std::vector<DecodingEvent> DecodingBatch::step() {
+  admit();
+  const std::vector<Piece> pieces = choose_pieces();
+  if (pieces.empty()) return {};
+  const SequenceRows rows = lay_out(pieces);
+  const Tensor logits = model_for(std::ssize(rows.tokens)).run_sequences(rows);
+  std::vector<DecodingEvent> events(pieces.size());
+  std::vector<std::exception_ptr> errors(pieces.size());
+#pragma omp parallel for schedule(dynamic, 1)
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    try {
+      events[i] = pieces[i].sequence->take(logits, rows.cu_seqlens[i], pieces[i].count);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  }
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  for (const DecodingEvent& event : events) {
+    if (event.end != DecodingEnd::kNot) remove(event.sequence);
+  }
+  return events;
+}
+
+}  // namespace tessera
