@@ -42,6 +42,19 @@ add_library(tessera_hwloc INTERFACE)
 target_include_directories(tessera_hwloc SYSTEM INTERFACE ${HWLOC_INCLUDE_DIR})
 target_link_libraries(tessera_hwloc INTERFACE ${HWLOC_LIBRARY})
 
+# HTTP for `tessera serve`. The distributions' library is built with TLS and compression, on which the sizes of its
+# classes depend; a header without a library has all in itself.
+find_path(HTTPLIB_INCLUDE_DIR httplib.h REQUIRED)
+find_library(HTTPLIB_LIBRARY cpp-httplib)
+add_library(tessera_httplib INTERFACE)
+target_include_directories(tessera_httplib SYSTEM INTERFACE ${HTTPLIB_INCLUDE_DIR})
+target_link_libraries(tessera_httplib INTERFACE Threads::Threads)
+if(HTTPLIB_LIBRARY)
+  target_link_libraries(tessera_httplib INTERFACE ${HTTPLIB_LIBRARY})
+  target_compile_definitions(tessera_httplib INTERFACE CPPHTTPLIB_OPENSSL_SUPPORT CPPHTTPLIB_ZLIB_SUPPORT
+                                                       CPPHTTPLIB_BROTLI_SUPPORT)
+endif()
+
 # zstd's CMake files differ between the distributions.
 find_library(ZSTD_LIBRARY zstd REQUIRED)
 find_path(ZSTD_INCLUDE_DIR zstd.h REQUIRED)

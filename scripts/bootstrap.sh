@@ -35,7 +35,7 @@ if [[ "$option" != "--demo" ]] && has_nvcc; then fetch_frontend; fi
 
 packages=(build-essential cmake ninja-build ccache mold libdnnl-dev libtomlplusplus-dev libcli11-dev libfmt-dev
           nlohmann-json3-dev zlib1g-dev libzstd-dev liblzma-dev libpcre2-dev libutf8proc-dev
-          libsentencepiece-dev libhwloc-dev libgtest-dev libgmock-dev)
+          libsentencepiece-dev libhwloc-dev libcpp-httplib-dev libgtest-dev libgmock-dev)
 case "$option" in
   --demo) packages+=(bible-kjv) ;;
   --ci) packages+=(libopenmpi-dev openmpi-bin clang-format clang-tidy) ;;

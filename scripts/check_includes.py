@@ -61,6 +61,7 @@ LAYERS = [
     "train/run",
     "train/verify",
     "train/bench",
+    "serve",
     "cli",
 ]
 

@@ -49,6 +49,7 @@ struct AllArguments {
   VerifyArguments verify;
   EvalArguments eval;
   GenerateArguments generate;
+  ServeArguments serve;
   TokenizeArguments tokenize;
   InspectArguments inspect;
   ConvertArguments convert;
@@ -73,6 +74,7 @@ std::vector<Command> add_commands(CLI::App& app, AllArguments& all, StandardOutp
        [&] { return run_verify(all.verify); }},
       {add_eval(app, all.eval), nullptr, true, [&] { return run_eval(all.eval); }},
       {add_generate(app, all.generate), nullptr, true, [&] { return run_generate(all.generate); }},
+      {add_serve(app, all.serve), nullptr, true, [&] { return run_serve(all.serve); }},
       {add_tokenize(app, all.tokenize), nullptr, false, [&] { return run_tokenize(all.tokenize); }},
       {add_inspect(app, all.inspect), &all.inspect.config, false,
        [&] { return run_inspect(all.inspect); }},

@@ -7,6 +7,7 @@
 #include "core/process/standard_output.h"
 #include "data/text/tokenize.h"
 #include "hf/upcycle.h"
+#include "serve/server.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/train_bpe.h"
 #include "train/infer/generate.h"
@@ -45,10 +46,25 @@ struct GenerateArguments {
   std::string checkpoint;
   DeviceChoice device = DeviceChoice::kAuto;
   std::string prompt;
+  std::string prompts;  ///< JSON lines of several; "" for the one
+  int64_t samples = 1;  ///< texts of each prompt
+  int64_t max_sequences = 64;
   GenerateOptions options;
   bool log_probabilities = false;
   bool allow_nonfinite = false;
   bool json = false;
+};
+
+struct ServeArguments {
+  std::string checkpoint;
+  DeviceChoice device = DeviceChoice::kAuto;
+  std::string model_name;    ///< empty: that of the checkpoint's folder
+  std::string api_key_file;  ///< empty: clients need no key
+  ServerOptions server;
+  DecodingLimits limits;
+  int64_t max_tokens = 256;
+  ChatFormat chat = ChatFormat::kNone;
+  bool allow_nonfinite = false;
 };
 
 struct EvalArguments {
@@ -166,6 +182,9 @@ int run_train(const TrainArguments& arguments, StandardOutput& output);
 int refuse_rank(const std::string& why);
 int run_verify(const VerifyArguments& arguments);
 int run_generate(const GenerateArguments& arguments);
+/// Several texts at once, as JSON lines.
+int run_generate_batch(const GenerateArguments& arguments);
+int run_serve(const ServeArguments& arguments);
 int run_eval(const EvalArguments& arguments);
 /// Learns a byte-level byte-pair encoding from the documents of a source and writes it.
 void train_tokenizer(const TokenizerTraining& training, const TextSource& source, bool quiet);

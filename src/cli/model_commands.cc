@@ -100,6 +100,7 @@ void print_skipped(const OpenedCheckpoint& opened) {
 
 int run_generate(const GenerateArguments& arguments) {
   validate(arguments.options);
+  if (!arguments.prompts.empty() || arguments.samples > 1) return run_generate_batch(arguments);
   LoadedModel model(arguments.checkpoint, arguments.device, judge(arguments.allow_nonfinite));
   print_notes(model.notes());
   Generator generator(model.settings().model, model.settings().train.dtype(), model.backend(),

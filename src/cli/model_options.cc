@@ -87,7 +87,20 @@ CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
   GenerateOptions& options = generate.options;
   command->add_option("checkpoint", generate.checkpoint, "Run folder or checkpoint")->required();
   add_device(*command, generate.device);
-  command->add_option("--prompt", generate.prompt, "Text to continue; empty: a new document");
+  CLI::Option* prompt =
+      command->add_option("--prompt", generate.prompt, "Text to continue; empty: a new document");
+  command
+      ->add_option(
+          "--prompts", generate.prompts,
+          "Several prompts instead, as JSON lines: a string, or an object with \"prompt\"; "
+          "written at the same time, the results are JSON lines")
+      ->excludes(prompt);
+  add_number(*command, "--samples", &generate.samples,
+             "Texts of each prompt, of seeds one above the other; JSON lines",
+             between(1, kManyThings));
+  add_number(*command, "--max-sequences", &generate.max_sequences,
+             "With --prompts or --samples: texts that are written at the same time",
+             between(1, kManyThings));
   add_number(*command, "--max-tokens", &options.max_tokens, "Most tokens to generate",
              between(0, kManyTokens));
   add_number(*command, "--temperature", &options.temperature, "0: always the most likely token",
@@ -101,6 +114,50 @@ CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
   add_allow_nonfinite(*command, generate.allow_nonfinite, "Take weights that are NaN or infinite");
   command->add_flag("--logprobs", generate.log_probabilities, "Print each token's log-probability");
   command->add_flag("--json", generate.json, "Print JSON");
+  return command;
+}
+
+CLI::App* add_serve(CLI::App& app, ServeArguments& serve) {
+  CLI::App* command = app.add_subcommand(
+      "serve", "Answer OpenAI's completion requests over HTTP with a trained model");
+  ServerOptions& server = serve.server;
+  DecodingLimits& limits = serve.limits;
+  command->add_option("checkpoint", serve.checkpoint, "Run folder or checkpoint")->required();
+  add_device(*command, serve.device);
+  command->add_option("--host", server.host, "Address to listen on")->capture_default_str();
+  command->add_flag("--any-host", server.any_host,
+                    "Allow an address that other machines can reach");
+  add_number(*command, "--port", &server.port, "Port to listen on; 0: any that is free",
+             between(0, 65535));
+  command->add_option("--api-key-file", serve.api_key_file,
+                      "File with the key that clients must give; default: none");
+  command->add_option("--model-name", serve.model_name,
+                      "Name of the model; default: that of the checkpoint's folder");
+  add_number(*command, "--max-sequences", &limits.max_sequences,
+             "Texts that are written at the same time", between(1, kManyThings));
+  add_number(*command, "--max-waiting", &server.max_waiting,
+             "Texts that wait beside those; more are refused", between(0, kManyThings));
+  add_number(*command, "--context", &limits.context, "Most tokens of a prompt and its text",
+             between(1, kManyTokens));
+  add_number(*command, "--cache-tokens", &limits.cache_tokens,
+             "Tokens of all texts that the cache has room for; 0: max-sequences times context",
+             between(0, kManyTokens));
+  add_number(*command, "--max-tokens", &serve.max_tokens,
+             "Tokens of a text where the request does not say", between(0, kManyTokens));
+  command
+      ->add_option("--chat-format", serve.chat,
+                   "How the messages of chats become a prompt; none: chats are refused")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, ChatFormat>{
+          {"none", ChatFormat::kNone}, {"plain", ChatFormat::kPlain}}))
+      ->option_text("TEXT:{none,plain}=none");
+  add_number(*command, "--max-body", &server.max_body, "Most bytes of a request's body",
+             at_least(1));
+  add_number(*command, "--client-seconds", &server.client_seconds,
+             "A client that neither sends nor takes anything for this long is given up",
+             between(1, 86400));
+  add_number(*command, "--drain-seconds", &server.drain_seconds,
+             "Time for the texts at work when the server is to stop", between(0, 86400));
+  add_allow_nonfinite(*command, serve.allow_nonfinite, "Take weights that are NaN or infinite");
   return command;
 }
 

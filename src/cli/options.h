@@ -27,6 +27,7 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect);
 /// These take checkpoints, text or nothing:
 CLI::App* add_eval(CLI::App& app, EvalArguments& eval);
 CLI::App* add_generate(CLI::App& app, GenerateArguments& generate);
+CLI::App* add_serve(CLI::App& app, ServeArguments& serve);
 CLI::App* add_tokenize(CLI::App& app, TokenizeArguments& tokenize);
 CLI::App* add_convert(CLI::App& app, ConvertArguments& convert);
 CLI::App* add_upcycle(CLI::App& app, UpcycleArguments& upcycle);

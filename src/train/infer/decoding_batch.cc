@@ -49,9 +49,11 @@ int64_t model_rows(int64_t num_rows, int64_t max_rows) {
   return std::min(between >= num_rows ? between : power, max_rows);
 }
 
-std::vector<GeneratedToken> most_likely(const std::vector<double>& log_probabilities,
-                                        int64_t count) {
-  std::vector<int32_t> ids(log_probabilities.size());
+/// Of the ids below `vocab_size`, or of all where that is 0.
+std::vector<GeneratedToken> most_likely(const std::vector<double>& log_probabilities, int64_t count,
+                                        int64_t vocab_size) {
+  const auto num_ids = std::ssize(log_probabilities);
+  std::vector<int32_t> ids(vocab_size > 0 ? std::min(num_ids, vocab_size) : num_ids);
   std::iota(ids.begin(), ids.end(), 0);
   const auto kept = ids.begin() + std::min(count, std::ssize(ids));
   std::partial_sort(ids.begin(), kept, ids.end(), [&](int32_t a, int32_t b) {
@@ -91,7 +93,7 @@ struct DecodingBatch::Sequence {
   DecodedToken decoded(int32_t id, const std::vector<double>& row) const {
     DecodedToken result{{id, row[id]}, {}};
     if (request.num_alternatives > 0)
-      result.alternatives = most_likely(row, request.num_alternatives);
+      result.alternatives = most_likely(row, request.num_alternatives, request.options.vocab_size);
     return result;
   }
 

@@ -1,0 +1,99 @@
+#include "serve/completion_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/random.h"
+
+namespace tessera {
+namespace {
+
+class CompletionRequests : public ::testing::Test {
+ protected:
+  CompletionRequest parse(const std::string& body, bool is_chat = false) const {
+    return parse_completion(body, is_chat, rules());
+  }
+  CompletionRules rules() const {
+    return {.tokenizer = *tokenizer_, .model = "own", .context = 100, .chat = ChatFormat::kPlain};
+  }
+  int status(const std::string& body, bool is_chat = false) const {
+    try {
+      parse(body, is_chat);
+      return 200;
+    } catch (const ApiError& error) {
+      EXPECT_EQ(error.body()["error"]["message"], error.what());
+      return error.status();
+    }
+  }
+
+ private:
+  std::unique_ptr<Tokenizer> tokenizer_ = make_byte_tokenizer();
+};
+
+TEST_F(CompletionRequests, DefaultsAreThoseOfTheApi) {
+  const CompletionRequest request = parse(R"({"prompt": "ab"})");
+  ASSERT_EQ(request.choices.size(), 1);
+  EXPECT_FALSE(request.stream || request.echo || request.is_chat || request.logprobs);
+  const DecodingRequest& decoding = request.choices[0].decoding;
+  EXPECT_THAT(decoding.prompt, ::testing::ElementsAre('a', 'b'));
+  EXPECT_EQ(decoding.options.max_tokens, 16);
+  EXPECT_EQ(decoding.options.temperature, 1);
+  EXPECT_EQ(decoding.options.vocab_size, 257);
+  EXPECT_EQ(request.prompt_tokens, 2);
+}
+
+TEST_F(CompletionRequests, ChoicesAreOfEachPromptAndSeed) {
+  const CompletionRequest request =
+      parse(R"({"prompt": ["a", [98, 99], ""], "n": 2, "seed": 7, "max_tokens": 3})");
+  ASSERT_EQ(request.choices.size(), 6);
+  EXPECT_EQ(request.choices[2].prompt, "bc");
+  EXPECT_EQ(request.choices[3].decoding.options.seed, 8);
+  EXPECT_THAT(request.choices[4].decoding.prompt, ::testing::ElementsAre(256));  // a new document
+}
+
+TEST_F(CompletionRequests, ChatsBecomePrompts) {
+  const CompletionRequest request = parse(
+      R"({"messages": [{"role": "user", "content": "hi"}], "logprobs": true, "top_logprobs": 2})",
+      true);
+  EXPECT_EQ(request.choices[0].prompt, "User: hi\n\nAssistant:");
+  EXPECT_EQ(request.choices[0].decoding.options.max_tokens, 80);  // what the context has room for
+  EXPECT_EQ(request.logprobs, 2);
+  EXPECT_EQ(status(R"({"messages": [{"role": "user", "content": "hi"}], "top_logprobs": 2})", true),
+            400);
+}
+
+TEST_F(CompletionRequests, ErrorsHaveTheirStatus) {
+  EXPECT_EQ(status(R"({"prompt": "a", "max_tokens": 99})"), 200);
+  EXPECT_EQ(status(R"({"prompt": "a", "max_tokens": 100})"), 400);
+  EXPECT_EQ(status(R"({"prompt": "a", "model": "own"})"), 200);
+  EXPECT_EQ(status(R"({"prompt": "a", "model": "other"})"), 404);
+  EXPECT_EQ(status(R"({"prompt": "a", "messages": []})"), 400);
+  EXPECT_EQ(status(R"({"prompt": "a", "n": 64})"), 200);
+  EXPECT_EQ(status(R"({"prompt": ["a", "b"], "n": 64})"), 400);
+}
+
+/// Whatever the bytes: an answer or an ApiError.
+TEST_F(CompletionRequests, RandomChangesAreTakenOrRefused) {
+  const std::string whole =
+      R"({"prompt": ["a", [98, 99]], "n": 2, "seed": 7, "max_tokens": 3, "stop": ["x", "y"],)"
+      R"( "logprobs": 3, "stream": true, "stream_options": {"include_usage": true}})";
+  ASSERT_EQ(status(whole), 200);
+  Random random(5, 5);
+  for (int i = 0; i < 3000; ++i) {
+    std::string body = whole;
+    for (uint64_t changes = 1 + random.next_below(3); changes > 0; --changes) {
+      const size_t at = random.next_below(body.size());
+      if (random.next_below(2) == 0) {
+        body.erase(at, 1 + random.next_below(6));
+      } else {
+        body[at] = static_cast<char>(" 09-.eE\"[]{}:,\\nt\x80"[random.next_below(18)]);
+      }
+      if (body.empty()) body = " ";
+    }
+    const int found = status(body);
+    EXPECT_TRUE(found == 200 || found == 400 || found == 404) << body;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
