@@ -1,6 +1,6 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -20,16 +20,7 @@ class ApiError : public std::runtime_error {
         code_(std::move(code)) {}
 
   int status() const { return status_; }
-  nlohmann::json body() const {
-    const auto text_or_null = [](const std::string& text) {
-      return text.empty() ? nlohmann::json() : nlohmann::json(text);
-    };
-    return {{"error",
-             {{"message", what()},
-              {"type", type_},
-              {"param", text_or_null(param_)},
-              {"code", text_or_null(code_)}}}};
-  }
+  nlohmann::json body() const;
 
  private:
   int status_;

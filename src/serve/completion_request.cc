@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
+
+#include "core/config/strict_json.h"
 
 namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
 
+constexpr int kMostNesting = 16;
 constexpr int64_t kMostStops = 16;
 constexpr size_t kLongestStop = 1024;  // bytes
 constexpr int64_t kMostAlternatives = 20;
@@ -20,9 +24,11 @@ constexpr int64_t kMostTokens = int64_t{1} << 30;
 class Fields {
  public:
   explicit Fields(const std::string& body) {
-    json_ = Json::parse(body, nullptr, false);
-    if (json_.is_discarded())
-      throw ApiError(400, "invalid_request_error", "the body is not valid JSON");
+    try {
+      json_ = parse_strict_json(body, "the body", kMostNesting);
+    } catch (const UserError& error) {
+      throw ApiError(400, "invalid_request_error", error.what());
+    }
     if (!json_.is_object())
       throw ApiError(400, "invalid_request_error", "the body is not a JSON object");
   }

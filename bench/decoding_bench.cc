@@ -1,0 +1,157 @@
+// Tokens a second of 1, 4, 16 and 64 sequences that are written at once, on the CPU, and of a
+// prompt that is read, for some layers of Qwen3-30B-A3B in BF16 with random weights. Beside them
+// the bound: the bytes of weights that a pass must read, experts as balanced routing touches them,
+// at the speed at which all threads read memory here. The argument is the number of layers.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+#include <numeric>
+#include <vector>
+
+#include "ops/registry/cpu_kernels.h"
+#include "train/infer/decoding_batch.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kPromptTokens = 64;
+constexpr int64_t kTimedPasses = 6;
+constexpr double kBytesPerWeight = 2;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+ModelConfig bench_model(int64_t num_layers) {
+  ModelConfig config;
+  config.vocab_size = 151936;
+  config.hidden_size = 2048;
+  config.num_layers = num_layers;
+  config.num_heads = 32;
+  config.num_kv_heads = 4;
+  config.head_size = 128;
+  config.qk_norm = QkNorm::kHead;
+  config.tie_embeddings = false;
+  config.moe.num_experts = 128;
+  config.moe.top_k = 8;
+  config.moe.inner_size = 768;
+  return config;
+}
+
+/// Bytes a second that all threads read, the best of some attempts.
+double read_bandwidth() {
+  const std::vector<int64_t> memory(size_t{1} << 27, 1);
+  double best = 0;
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    const auto begin = Clock::now();
+    int64_t sum = 0;
+#pragma omp parallel for schedule(static) reduction(+ : sum)
+    for (size_t i = 0; i < memory.size(); ++i) sum += memory[i];
+    const double seconds = seconds_since(begin);
+    if (sum == 0) std::cout << "";
+    best = std::max(best, static_cast<double>(memory.size() * sizeof(int64_t)) / seconds);
+  }
+  return best;
+}
+
+/// Bytes of the weights that a pass with so many tokens reads.
+double weight_bytes(const ModelConfig& config, int64_t num_tokens) {
+  const auto h = static_cast<double>(config.hidden_size);
+  const auto heads = static_cast<double>(2 * config.num_heads + 2 * config.num_kv_heads);
+  const double attention = h * heads * static_cast<double>(config.head_dim());
+  const auto experts = static_cast<double>(config.moe.num_experts);
+  const double missed = std::pow(1 - static_cast<double>(config.moe.top_k) / experts, num_tokens);
+  const double of_experts =
+      experts * (1 - missed) * 3 * h * static_cast<double>(config.moe.inner_size);
+  const double head = h * static_cast<double>(config.vocab_size);
+  const auto layers = static_cast<double>(config.num_layers);
+  return kBytesPerWeight * (layers * (attention + of_experts) + head);
+}
+
+DecodingRequest make_request(const ModelConfig& config, int64_t number, int64_t prompt_tokens) {
+  Random random(7, static_cast<uint64_t>(number));
+  DecodingRequest request;
+  for (int64_t i = 0; i < prompt_tokens; ++i)
+    request.prompt.push_back(
+        static_cast<int32_t>(random.next_below(static_cast<uint64_t>(config.vocab_size))));
+  request.options.max_tokens = 40;
+  request.options.temperature = 0;
+  return request;
+}
+
+struct Bench {
+  ModelConfig config;
+  ParameterSet parameters;
+  std::vector<ExpertState> experts;
+  double bandwidth;
+
+  explicit Bench(int64_t num_layers)
+      : config(bench_model(num_layers)),
+        parameters(list_parameters(config, DType::kBF16), false),
+        experts(make_expert_states(config)),
+        bandwidth(read_bandwidth()) {
+    parameters.initialize(1);
+  }
+
+  DecodingBatch make_batch(int64_t num_sequences) {
+    return {config,     DType::kBF16, Backend(make_cpu_kernels()),
+            parameters, experts,      {.max_sequences = num_sequences, .context = 512}};
+  }
+
+  void decode(int64_t num_sequences) {
+    DecodingBatch batch = make_batch(num_sequences);
+    for (int64_t i = 0; i < num_sequences; ++i) batch.add(make_request(config, i, kPromptTokens));
+    // Until all prompts are read, and the model of the passes that are timed is made.
+    while (std::ssize(batch.step()) < num_sequences) continue;
+    batch.step();
+    const auto begin = Clock::now();
+    int64_t num_tokens = 0;
+    int64_t num_passes = 0;
+    while (num_passes < kTimedPasses && !batch.is_idle()) {
+      num_tokens += std::ssize(batch.step());
+      ++num_passes;
+    }
+    const double seconds = seconds_since(begin);
+    const double bound =
+        bandwidth / weight_bytes(config, num_sequences) * static_cast<double>(num_sequences);
+    const double reached = static_cast<double>(num_tokens) / seconds;
+    std::cout << fmt::format("{:>9}  {:>8.2f}  {:>10.2f}  {:>5.1f} %\n", num_sequences, reached,
+                             bound, 100 * reached / bound);
+  }
+
+  void prefill(int64_t num_tokens) {
+    DecodingBatch timed = make_batch(1);  // whose first pass makes the model
+    for (int round = 0; round < 2; ++round) {
+      timed.add(make_request(config, round, num_tokens));
+      const auto begin = Clock::now();
+      timed.step();
+      if (round == 1)
+        std::cout << fmt::format("a prompt of {} tokens is read at {:.1f} tokens/s\n", num_tokens,
+                                 static_cast<double>(num_tokens) / seconds_since(begin));
+      timed.remove(round);
+    }
+  }
+};
+
+int run(int argc, char** argv) {
+  const int64_t num_layers = argc > 1 ? std::atoll(argv[1]) : 2;
+  Bench bench(num_layers);
+  std::cout << fmt::format("{} layers of Qwen3-30B-A3B, BF16, {:.1f} GB/s\n", num_layers,
+                           bench.bandwidth / 1e9);
+  std::cout << "sequences  tokens/s  at the bound  reached\n";
+  for (const int64_t count : {1, 4, 16, 64}) bench.decode(count);
+  bench.prefill(256);
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  return tessera::run(argc, argv);
+}
