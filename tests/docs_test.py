@@ -182,6 +182,7 @@ def make_inputs(folder):
         '{"prompt": "Who?", "completion": " Moses."}\n'
         '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n')
     (folder / "questions.jsonl").write_text('{"context": "the lord", "choices": [" said", " israel"], "answer": 0}\n')
+    (folder / "prompts.jsonl").write_text('"and the"\n{"prompt": "the lord"}\n')
     shutil.copy(ROOT / "tests/data/tokenizers/gpt2_bytelevel.json", folder / "tokenizer.json")
     shutil.copytree(ROOT / "configs", folder / "configs")
 

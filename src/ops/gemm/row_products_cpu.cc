@@ -46,13 +46,18 @@ void dot_tile(const RowProduct<T>& x, int64_t row, int64_t col) {
   const T* b = x.b + col * x.p.ldb;
   simd::for_each_vector(x.p.k, [&](int64_t k, auto lanes) {
     Vec columns[kCols];
+#pragma GCC unroll 8
     for (int j = 0; j < kCols; ++j) columns[j] = simd::load(b + j * x.p.ldb + k, lanes);
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
       const Vec own = simd::load(a + i * x.p.lda + k, lanes);
+#pragma GCC unroll 8
       for (int j = 0; j < kCols; ++j) sums[i][j] += own * columns[j];
     }
   });
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
     for (int j = 0; j < kCols; ++j) x.store(row + i, col + j, simd::sum(sums[i][j]));
   }
 }
@@ -65,12 +70,16 @@ void column_tile(const RowProduct<T>& x, int64_t row, int64_t col, Lanes lanes, 
   for (int64_t k = 0; k < x.p.k; ++k) {
     const T* b = x.b + k * x.p.ldb + col;
     Vec columns[kVectors];
+#pragma GCC unroll 8
     for (int j = 0; j < kVectors; ++j) columns[j] = simd::load(b + j * kLanes, lanes);
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
       const Vec own = simd::broadcast(static_cast<float>(x.a[(row + i) * x.p.lda + k]));
+#pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) sums[i][j] += own * columns[j];
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
     for (int64_t j = 0; j < count; ++j) x.store(row + i, col + j, sums[i][j / kLanes][j % kLanes]);
   }
