@@ -1,7 +1,7 @@
-// Tokens a second of 1, 4, 16 and 64 sequences that are written at once, on the CPU, and of a
-// prompt that is read, for some layers of Qwen3-30B-A3B in BF16 with random weights. Beside them
-// the bound: the bytes of weights that a pass must read, experts as balanced routing touches them,
-// at the speed at which all threads read memory here. The argument is the number of layers.
+// Tokens a second of 1, 4, 16 and 64 sequences that are written at once, and of a prompt that is
+// read, for some layers of Qwen3-30B-A3B in BF16 with random weights. Beside them the bound: the
+// bytes of weights that a pass must read, experts as balanced routing touches them, at the speed at
+// which all threads read memory here, or a GPU copies its own. `decoding_bench [LAYERS [cuda]]`.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -9,9 +9,12 @@
 #include <cstdlib>
 #include <iostream>
 #include <numeric>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/registry/cpu_kernels.h"
+#include "runtime/cuda/cuda_backend.h"
 #include "train/infer/decoding_batch.h"
 
 namespace tessera {
@@ -59,6 +62,26 @@ double read_bandwidth() {
   return best;
 }
 
+/// Bytes a second that a GPU reads and writes as it copies, the best of some attempts.
+double copy_bandwidth(Device& device) {
+  constexpr int64_t kBytes = int64_t{1} << 31;
+  const OwnedTensor from(DType::kU8, {kBytes}, "the benchmark", device);
+  const OwnedTensor to(DType::kU8, {kBytes}, "the benchmark", device);
+  double best = 0;
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    device.synchronize();
+    const auto begin = Clock::now();
+    device.copy(to.get().data, from.get().data, kBytes);
+    device.synchronize();
+    best = std::max(best, 2.0 * static_cast<double>(kBytes) / seconds_since(begin));
+  }
+  return best;
+}
+
+double bandwidth_of(const Backend& backend) {
+  return backend.is_host() ? read_bandwidth() : copy_bandwidth(backend.device());
+}
+
 /// Bytes of the weights that a pass with so many tokens reads.
 double weight_bytes(const ModelConfig& config, int64_t num_tokens) {
   const auto h = static_cast<double>(config.hidden_size);
@@ -85,21 +108,23 @@ DecodingRequest make_request(const ModelConfig& config, int64_t number, int64_t 
 }
 
 struct Bench {
+  Backend backend;
   ModelConfig config;
   ParameterSet parameters;
   std::vector<ExpertState> experts;
   double bandwidth;
 
-  explicit Bench(int64_t num_layers)
-      : config(bench_model(num_layers)),
-        parameters(list_parameters(config, DType::kBF16), false),
-        experts(make_expert_states(config)),
-        bandwidth(read_bandwidth()) {
+  Bench(int64_t num_layers, Backend own)
+      : backend(std::move(own)),
+        config(bench_model(num_layers)),
+        parameters(list_parameters(config, DType::kBF16), false, backend.device()),
+        experts(make_expert_states(config, backend.device())),
+        bandwidth(bandwidth_of(backend)) {
     parameters.initialize(1);
   }
 
   DecodingBatch make_batch(int64_t num_sequences) {
-    return {config,     DType::kBF16, Backend(make_cpu_kernels()),
+    return {config,     DType::kBF16, backend,
             parameters, experts,      {.max_sequences = num_sequences, .context = 512}};
   }
 
@@ -140,7 +165,8 @@ struct Bench {
 
 int run(int argc, char** argv) {
   const int64_t num_layers = argc > 1 ? std::atoll(argv[1]) : 2;
-  Bench bench(num_layers);
+  const bool on_gpu = argc > 2 && std::string(argv[2]) == "cuda";
+  Bench bench(num_layers, on_gpu ? make_cuda_backend(0) : Backend(make_cpu_kernels()));
   std::cout << fmt::format("{} layers of Qwen3-30B-A3B, BF16, {:.1f} GB/s\n", num_layers,
                            bench.bandwidth / 1e9);
   std::cout << "sequences  tokens/s  at the bound  reached\n";
@@ -153,5 +179,10 @@ int run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  return tessera::run(argc, argv);
+  try {
+    return tessera::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "decoding_bench: " << error.what() << "\n";
+    return 2;
+  }
 }

@@ -1,15 +1,9 @@
 #pragma once
 
 #include "ops/attention/attention.h"
+#include "ops/paged_attention/pages.h"
 
 namespace tessera {
-
-/// Tokens of a page of keys or values.
-inline constexpr int64_t kPageTokens = 128;
-/// Pages of that many tokens.
-inline constexpr int64_t pages_of(int64_t num_tokens) {
-  return (num_tokens + kPageTokens - 1) / kPageTokens;
-}
 
 /// Writes new tokens' keys or values into pages, in place.
 ///
@@ -61,5 +55,9 @@ OperatorPtr make_page_write(int64_t capacity);
 OperatorPtr make_paged_attention(const AttentionSpec& spec);
 
 void add_paged_attention_cpu(KernelTable& table);
+/// The kernels for Hopper GPUs find out on the GPU what the CPU's refuse, and end the program's
+/// work there: the next synchronisation throws. A token's bits depend on its own sequence, and the
+/// table's width, alone; they are not those of make_attention.
+void add_paged_attention_cuda(KernelTable& table);
 
 }  // namespace tessera

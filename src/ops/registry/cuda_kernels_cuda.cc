@@ -28,6 +28,7 @@
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/page_stash/page_stash.h"
+#include "ops/paged_attention/paged_attention.h"
 #include "ops/permute/permute.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
@@ -79,6 +80,7 @@ KernelTable make_cuda_kernels() {
   add_newton_schulz_cuda(table);
   add_norm_rope_cuda(table);
   add_page_stash_cuda(table);
+  add_paged_attention_cuda(table);
   add_permute_cuda(table);
   add_quantize_cuda(table);
   add_quantize_tokens_cuda(table);

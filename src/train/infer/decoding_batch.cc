@@ -11,16 +11,20 @@
 #include "model/config/limits.h"
 #include "ops/paged_attention/paged_attention.h"
 #include "ops/registry/cpu_kernels.h"
-#include "train/setup/machine.h"
+#include "train/setup/device_choice.h"
 #include "train/setup/size_check.h"
 
 namespace tessera {
 namespace {
 
-/// The configuration of a batch: what fuses products on a GPU has no products of rows.
-ModelConfig for_batch(ModelConfig config) {
-  config.moe.fuse_activation = false;
+/// The configuration of a batch: on the CPU, what fuses products has no products of rows.
+ModelConfig for_batch(ModelConfig config, const Backend& backend) {
+  if (backend.is_host()) config.moe.fuse_activation = false;
   return config;
+}
+
+Backend backend_for_batch(const Backend& backend) {
+  return backend.is_host() ? Backend(make_cpu_kernels_of_rows()) : backend;
 }
 
 DecodingLimits complete(DecodingLimits limits) {
@@ -33,12 +37,12 @@ DecodingLimits complete(DecodingLimits limits) {
 }
 
 /// The shape of the cache, whose size is checked first.
-CacheShape cache_shape(const ModelConfig& config, DType dtype, const DecodingLimits& limits) {
+CacheShape cache_shape(const ModelConfig& config, DType dtype, const DecodingLimits& limits,
+                       const Device& device) {
   const Saturating of_token =
       Saturating(config.num_layers) * config.kv_heads() * (config.head_dim() + config.value_dim());
-  require_host_memory((of_token * limits.cache_tokens * dtype_size(dtype)).value(),
-                      machine_memory(),
-                      fmt::format("a cache of {} tokens' keys and values", limits.cache_tokens));
+  require_device_memory((of_token * limits.cache_tokens * dtype_size(dtype)).value(), device,
+                        fmt::format("a cache of {} tokens' keys and values", limits.cache_tokens));
   return {.capacity = limits.context, .num_pages = limits.cache_tokens / kPageTokens};
 }
 
@@ -153,17 +157,15 @@ void validate(const DecodingLimits& limits) {
 DecodingBatch::DecodingBatch(const ModelConfig& config, DType dtype, const Backend& backend,
                              ParameterSet& parameters, std::vector<ExpertState>& experts,
                              const DecodingLimits& limits)
-    : config_(for_batch(config)),
+    : config_(for_batch(config, backend)),
       dtype_(dtype),
       limits_(complete(limits)),
-      backend_(make_cpu_kernels_of_rows()),
+      backend_(backend_for_batch(backend)),
       parameters_(parameters),
       experts_(experts),
       pages_(limits_.cache_tokens / kPageTokens),
-      cache_(config_, dtype, cache_shape(config_, dtype, limits_)) {
-  require(backend.is_host(),
-          "several sequences at once are generated on the CPU only; give --device cpu");
-}
+      cache_(config_, dtype, cache_shape(config_, dtype, limits_, backend.device()),
+             backend.device()) {}
 
 DecodingBatch::~DecodingBatch() = default;
 

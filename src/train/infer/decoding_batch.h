@@ -52,11 +52,13 @@ struct DecodingEvent {
 /// A sequence begins once there are pages for all the tokens that it may come to, so it never
 /// runs out of them; sequences begin in the order of their requests.
 ///
-/// A sequence's tokens and log-probabilities are a function of its request alone, bit by bit:
-/// whatever else is in the batch, however its prompt is cut, and for any number of threads. They
-/// may differ from Generator's in the last bits of a sum, since its products are oneDNN's.
+/// On the CPU a sequence's tokens and log-probabilities are a function of its request alone, bit by
+/// bit: whatever else is in the batch, however its prompt is cut, and for any number of threads.
+/// They may differ from Generator's in the last bits of a sum, since its products are oneDNN's. On
+/// a GPU the last bits may also depend on how many rows a pass has, since cuBLASLt's products do.
 ///
-/// On the CPU. The parameters and experts must outlive it. Not thread-safe.
+/// The parameters and experts, which are in the memory of the back end's device, must outlive it.
+/// Not thread-safe.
 class DecodingBatch {
  public:
   DecodingBatch(const ModelConfig& config, DType dtype, const Backend& backend,

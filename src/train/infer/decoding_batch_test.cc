@@ -4,90 +4,19 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
-#include "model/run/model_testing.h"
-#include "ops/paged_attention/paged_attention.h"
+#include "ops/registry/cpu_kernels.h"
+#include "ops/testing/shadow_backend.h"
+#include "train/infer/decoding_testing.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::Rig;
+using testing::run_all;
+using testing::run_alone;
 using ::testing::ThrowsMessage;
-
-/// A random model, and requests of it.
-struct Rig {
-  ModelConfig config = testing::tiny_config();
-  DType dtype = DType::kF32;
-  std::optional<ParameterSet> parameters;
-  std::vector<ExpertState> experts;
-  Backend backend{make_cpu_kernels()};
-
-  explicit Rig(DType type = DType::kF32, const std::function<void(ModelConfig&)>& change = {})
-      : dtype(type) {
-    if (change) change(config);
-    parameters.emplace(list_parameters(config, dtype), false);
-    parameters->initialize(3);
-    experts = make_expert_states(config);
-  }
-
-  DecodingBatch batch(const DecodingLimits& limits) {
-    return {config, dtype, backend, *parameters, experts, limits};
-  }
-
-  DecodingRequest request(uint64_t seed) const {
-    Random random(seed, 4);
-    DecodingRequest result;
-    const uint64_t length = 1 + random.next_below(seed % 5 == 0 ? 160 : 20);
-    for (uint64_t i = 0; i < length; ++i)
-      result.prompt.push_back(
-          static_cast<int32_t>(random.next_below(static_cast<uint64_t>(config.vocab_size))));
-    result.options = {.max_tokens = static_cast<int64_t>(random.next_below(25)),
-                      .temperature = seed % 3 == 0 ? 0 : 1.0,
-                      .seed = seed};
-    result.end_of_document = 5;
-    result.scores_prompt = seed % 2 == 0;
-    result.num_alternatives = static_cast<int64_t>(seed % 4);
-    return result;
-  }
-};
-
-/// All that a sequence came to, so that bits can be compared.
-struct Written {
-  std::vector<int32_t> ids;
-  std::vector<double> log_probabilities;
-  DecodingEnd end = DecodingEnd::kNot;
-  bool operator==(const Written&) const = default;
-
-  void take(const DecodingEvent& event) {
-    const auto take = [&](const DecodedToken& token) {
-      ids.push_back(token.token.id);
-      log_probabilities.push_back(token.token.log_probability);
-      for (const GeneratedToken& other : token.alternatives) {
-        ids.push_back(other.id);
-        log_probabilities.push_back(other.log_probability);
-      }
-    };
-    for (const DecodedToken& token : event.prompt) take(token);
-    if (event.token) take(*event.token);
-    EXPECT_EQ(end, DecodingEnd::kNot);
-    end = event.end;
-  }
-};
-
-void run_all(DecodingBatch& batch, std::map<int64_t, Written>& written) {
-  while (!batch.is_idle()) {
-    const auto events = batch.step();
-    ASSERT_FALSE(events.empty());
-    for (const DecodingEvent& event : events) written[event.sequence].take(event);
-  }
-}
-
-Written run_alone(Rig& rig, const DecodingRequest& request, const DecodingLimits& limits) {
-  DecodingBatch batch = rig.batch(limits);
-  std::map<int64_t, Written> written;
-  const int64_t number = batch.add(request);
-  run_all(batch, written);
-  return written[number];
-}
+using testing::Written;
 
 /// Requests alone, all at once, and joining and leaving at random have the same bits.
 void expect_invariant(Rig& rig) {
@@ -160,6 +89,13 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWrites) {
     }
     EXPECT_EQ(found.end == DecodingEnd::kDocument, expected.ended);
   }
+}
+
+/// The arithmetic of single rows aside, as the host does.
+TEST(DecodingBatch, WritesOnADeviceWhatItWritesOnTheHost) {
+  Rig host;
+  Rig device(DType::kF32, {}, testing::make_shadow_backend(make_cpu_kernels()));
+  testing::expect_alike(host, device, 1e-4);
 }
 
 TEST(DecodingBatch, WhoLeavesMakesRoom) {

@@ -69,16 +69,6 @@ int64_t count_label_bytes(const Tokenizer& tokenizer, const std::vector<int32_t>
   return static_cast<int64_t>(tokenizer.decode_continuation(ids).size());
 }
 
-/// Weights alone must leave room for what else a model needs.
-void require_weights_fit(int64_t num_bytes, const Device& device) {
-  if (device.is_host()) return require_host_memory(num_bytes, machine_memory(), "the model");
-  const int64_t free = gpu_memory() - device.used_bytes();
-  require(num_bytes <= free,
-          "out of memory: the weights take {}, and {} has {} free of {}; --device=cpu works",
-          format_bytes(num_bytes), device.name(), format_bytes(std::max<int64_t>(free, 0)),
-          format_bytes(gpu_memory()));
-}
-
 }  // namespace
 
 double Evaluation::perplexity() const {
@@ -107,7 +97,9 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFinite
   settings_.model = without_prediction(std::move(settings_.model));
   auto specs = list_parameters(settings_.model, settings_.train.dtype());
   backend_ = choose_backend(settings_);
-  require_weights_fit(ParameterSet::count_bytes(specs, false).weights, backend_->device());
+  // Weights alone must leave room for what else a model needs.
+  require_device_memory(ParameterSet::count_bytes(specs, false).weights, backend_->device(),
+                        "the model");
   parameters_ = std::make_unique<ParameterSet>(std::move(specs), /*with_gradients=*/false,
                                                backend_->device());
   experts_ = make_expert_states(settings_.model, backend_->device());

@@ -8,6 +8,7 @@
 #include "train/setup/gpu_assignment.h"
 #include "train/setup/machine.h"
 #include "train/setup/rank_binding.h"
+#include "train/setup/size_check.h"
 
 namespace tessera {
 namespace {
@@ -147,6 +148,15 @@ bool finds_gpu() {
 int64_t gpu_memory(int index) {
   const GpuList list = list_gpus();
   return index < std::ssize(list.gpus) ? list.gpus[index].memory : 0;
+}
+
+void require_device_memory(int64_t num_bytes, const Device& device, std::string_view what) {
+  if (device.is_host()) return require_host_memory(num_bytes, machine_memory(), what);
+  const int64_t all = gpu_memory();
+  const int64_t free = std::max<int64_t>(all - device.used_bytes(), 0);
+  require(all == 0 || num_bytes <= free,
+          "out of memory: {} would take {}, and {} has {} free of {}; --device=cpu works", what,
+          format_bytes(num_bytes), device.name(), format_bytes(free), format_bytes(all));
 }
 
 }  // namespace tessera

@@ -47,4 +47,8 @@ bool finds_gpu();
 /// Bytes of memory of a GPU that this process sees; 0 where there is none.
 int64_t gpu_memory(int index = 0);
 
+/// Throws UserError where `what` needs more memory than this machine has, or on a GPU more than is
+/// free there.
+void require_device_memory(int64_t num_bytes, const Device& device, std::string_view what);
+
 }  // namespace tessera

@@ -1,0 +1,399 @@
+// Attention of several sequences' new tokens over pages of keys and values. A block takes one
+// token, up to eight query heads that share a key-value head, and a run of the keys that they see;
+// then the runs are joined in their order (flash-decoding: Dao et al. 2023). Where runs end follows
+// from the table's width alone, so a token's result depends on its own sequence alone. Tokens of
+// one prompt read its keys one by one, from the L2 cache.
+#include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/fail.cuh"
+#include "ops/cuda/vector.cuh"
+#include "ops/paged_attention/paged_attention_kernels.h"
+#include "ops/paged_attention/pages.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarp = 32;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kHeads = 8;  // of a block
+constexpr int kKeys = 64;  // of a tile, in one page
+constexpr int kScoresOfThread = kHeads * kKeys / kThreads;
+constexpr int kRowsAtOnce = 4;  // of a warp that loads keys
+static_assert(kPageTokens % kKeys == 0 && kHeads == 2 * kWarps && kScoresOfThread == 4);
+
+template <typename T, int kWidth>
+struct WriteMap {
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 5;
+  using Loaded = Pack<T, kWidth>;
+
+  int64_t width;
+  int64_t capacity;
+  const T* rows;
+  const int32_t* to;
+  T* cache;
+
+  __device__ Loaded load(int64_t row, uint32_t vector) const {
+    return load_pack<kWidth>(rows + row * width + vector * kWidth);
+  }
+  __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
+    const int64_t own = to[row];
+    if (own >= -1 && own < capacity) {
+      if (own >= 0) cuda::store(cache + own * width + vector * kWidth, loaded);
+    } else if (vector == 0) {
+      fail("page_write: a row that the cache has not", own);
+    }
+  }
+};
+
+/// A new token and the keys that it sees.
+struct Query {
+  int sequence;  // -1: a row after the last sequence's
+  int begin;
+  int end;
+};
+
+__device__ Query find_query(const PagedQueries& p, int row) {
+  int low = 0;
+  int high = p.num_sequences + 1;  // the first bound above the row
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (p.cu_seqlens[middle] <= row) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low == 0 || low > p.num_sequences) return {-1, 0, 0};
+  const int sequence = low - 1;
+  const int own = p.cu_seqlens[low] - p.cu_seqlens[sequence];
+  const int length = p.lengths[sequence];
+  if (own > length || length > p.pages_per_sequence * static_cast<int>(kPageTokens))
+    fail("paged_attention: a sequence shorter than its new tokens, or longer than its pages",
+         length);
+  const int position = length - own + row - p.cu_seqlens[sequence];
+  const int64_t first = p.window > 0 ? position - p.window + 1 : 0;
+  return {sequence, first > 0 ? static_cast<int>(first) : 0, position + 1};
+}
+
+/// The part of what a query sees that is in a run.
+__device__ Query part_of_run(const Query& query, int run, int run_keys) {
+  return {query.sequence, max(query.begin, run * run_keys), min(query.end, (run + 1) * run_keys)};
+}
+
+/// In shared memory, in F32: rows of `pitch` values, whose vectors of four lie in different banks.
+struct Shared {
+  float* keys;     // [kKeys, pitch]
+  float* queries;  // [kHeads, pitch]
+  float* scores;   // [kKeys, kHeads]: then their exponentials
+  float* factors;  // [kHeads]: of what was summed up before
+  int pitch;
+  int vectors;  // of four values, of a row
+
+  static __host__ __device__ int pitch_of(int head_size) { return ((head_size + 3) / 4 | 1) * 4; }
+  static int64_t bytes(int head_size) {
+    return static_cast<int64_t>(sizeof(float)) *
+           ((kKeys + kHeads) * pitch_of(head_size) + kKeys * kHeads + kHeads);
+  }
+  __device__ Shared(float* memory, int head_size)
+      : keys(memory), pitch(pitch_of(head_size)), vectors((head_size + 3) / 4) {
+    queries = keys + kKeys * pitch;
+    scores = queries + kHeads * pitch;
+    factors = scores + kKeys * kHeads;
+  }
+};
+
+/// Query heads of a block.
+struct HeadGroup {
+  int kv_head;
+  int first;
+  int count;
+};
+
+__device__ HeadGroup head_group(const PagedQueries& p) {
+  const int shared_by = p.num_heads / p.num_kv_heads;
+  const int groups = (shared_by + kHeads - 1) / kHeads;
+  const int kv_head = static_cast<int>(blockIdx.y) / groups;
+  const int skipped = static_cast<int>(blockIdx.y) % groups * kHeads;
+  return {kv_head, kv_head * shared_by + skipped, min(kHeads, shared_by - skipped)};
+}
+
+/// By the block: the queries, and zeros for heads and values that are not there.
+template <typename T>
+__device__ void load_queries(const PagedQueries& p, const HeadGroup& heads, const Shared& shared) {
+  const T* const q =
+      static_cast<const T*>(p.q) + (int64_t{blockIdx.x} * p.num_heads + heads.first) * p.head_size;
+  for (int head = 0; head < kHeads; ++head) {
+    for (int i = static_cast<int>(threadIdx.x); i < 4 * shared.vectors; i += kThreads) {
+      const bool there = head < heads.count && i < p.head_size;
+      shared.queries[head * shared.pitch + i] =
+          there ? load<1>(q + head * p.head_size + i)[0] : 0.0F;
+    }
+  }
+}
+
+/// By a warp: a tile's keys, of which `begin` to `end` are there.
+template <typename T, int kWidth>
+__device__ void load_keys(const PagedQueries& p, const T* keys, int begin, int end,
+                          const Shared& shared) {
+  const int64_t stride = int64_t{p.num_kv_heads} * p.head_size;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int packs = p.head_size / kWidth;
+  for (int first = begin + warp; first < end; first += kRowsAtOnce * kWarps) {
+    for (int pack = static_cast<int>(threadIdx.x) % kWarp; pack < packs; pack += kWarp) {
+      Pack<T, kWidth> loaded[kRowsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int key = first + i * kWarps;
+        if (key < end) loaded[i] = load_pack<kWidth>(keys + key * stride + pack * kWidth);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int key = first + i * kWarps;
+        if (key >= end) continue;
+        const Floats<kWidth> values = to_floats(loaded[i]);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j)
+          shared.keys[key * shared.pitch + pack * kWidth + j] = values[j];
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void add_products(float& sum, const float4& a, const float4& b) {
+  sum += a.x * b.x;
+  sum += a.y * b.y;
+  sum += a.z * b.z;
+  sum += a.w * b.w;
+}
+
+/// By the block: the scores of a tile; minus infinity for keys that are not seen.
+__device__ void score(const PagedQueries& p, int begin, int end, const Shared& shared) {
+  const int key = static_cast<int>(threadIdx.x) % kKeys;
+  const int first_head = static_cast<int>(threadIdx.x) / kKeys * kScoresOfThread;
+  float sums[kScoresOfThread] = {};
+  if (key >= begin && key < end) {
+    const auto* const row = reinterpret_cast<const float4*>(shared.keys + key * shared.pitch);
+    const auto* const queries =
+        reinterpret_cast<const float4*>(shared.queries + first_head * shared.pitch);
+    for (int i = 0; i < shared.vectors; ++i) {
+      const float4 values = row[i];
+#pragma unroll
+      for (int h = 0; h < kScoresOfThread; ++h)
+        add_products(sums[h], values, queries[h * shared.pitch / 4 + i]);
+    }
+#pragma unroll
+    for (float& sum : sums) sum *= p.scale;
+  } else {
+#pragma unroll
+    for (float& sum : sums) sum = -INFINITY;
+  }
+  *reinterpret_cast<float4*>(shared.scores + key * kHeads + first_head) = {sums[0], sums[1],
+                                                                           sums[2], sums[3]};
+}
+
+__device__ __forceinline__ float max_of_lanes(float x) {
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0U, x, lane));
+  return x;
+}
+
+/// What a warp knows of one of its heads: the largest score so far, and the sum of exponentials.
+struct Softmax {
+  float largest = -INFINITY;
+  float sum = 0;
+
+  /// By the warp: takes a tile's scores, of which one at least is seen, and leaves exponentials.
+  __device__ void take(int head, const Shared& shared) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    float* const first = shared.scores + lane * kHeads + head;
+    float* const second = first + kWarp * kHeads;
+    const float now = fmaxf(largest, max_of_lanes(fmaxf(*first, *second)));
+    const float factor = expf(largest - now);
+    *first = expf(*first - now);
+    *second = expf(*second - now);
+    sum = sum * factor + sum_lanes(*first + *second);
+    largest = now;
+    if (lane == 0) shared.factors[head] = factor;
+  }
+};
+
+/// A thread's values of each head.
+template <int kChunks>
+struct ValueSums {
+  float of[kChunks][kHeads] = {};
+
+  /// Adds a tile's values, times the exponentials.
+  template <typename T>
+  __device__ void add(const PagedQueries& p, const T* values, int begin, int end,
+                      const Shared& shared) {
+    const int64_t stride = int64_t{p.num_kv_heads} * p.head_size_v;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int column = c * kThreads + static_cast<int>(threadIdx.x);
+      if (column >= p.head_size_v) break;
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) of[c][h] *= shared.factors[h];
+#pragma unroll 8
+      for (int key = begin; key < end; ++key) {
+        const float value = load<1>(values + key * stride + column)[0];
+        const auto* const weights = reinterpret_cast<const float4*>(shared.scores + key * kHeads);
+        const float4 low = weights[0];
+        const float4 high = weights[1];
+        of[c][0] += low.x * value;
+        of[c][1] += low.y * value;
+        of[c][2] += low.z * value;
+        of[c][3] += low.w * value;
+        of[c][4] += high.x * value;
+        of[c][5] += high.y * value;
+        of[c][6] += high.z * value;
+        of[c][7] += high.w * value;
+      }
+    }
+  }
+};
+
+/// The first row of the tile's page, from the tile's first key on.
+__device__ int64_t first_row_of(const PagedQueries& p, int sequence, int tile) {
+  const int page =
+      p.page_table[int64_t{sequence} * p.pages_per_sequence + tile / static_cast<int>(kPageTokens)];
+  if (page < 0 || page >= p.num_pages) fail("paged_attention: a page that is not there", page);
+  return page * kPageTokens + tile % kPageTokens;
+}
+
+template <typename T, int kWidth, int kChunks>
+__global__ void __launch_bounds__(kThreads) attend(const PagedQueries p, int run_keys) {
+  wait_for_earlier();
+  let_next_begin();
+  extern __shared__ float4 memory[];
+  const Shared shared(reinterpret_cast<float*>(memory), p.head_size);
+  const int run = static_cast<int>(blockIdx.z);
+  const Query seen = part_of_run(find_query(p, static_cast<int>(blockIdx.x)), run, run_keys);
+  if (seen.sequence < 0 || seen.begin >= seen.end) return;
+  const HeadGroup heads = head_group(p);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  load_queries<T>(p, heads, shared);
+  // Values beyond a head's end, where rows are no whole vectors.
+  for (int i = static_cast<int>(threadIdx.x); i < kKeys * shared.pitch; i += kThreads)
+    shared.keys[i] = 0;
+  Softmax softmax[2];
+  ValueSums<kChunks> sums;
+  for (int tile = seen.begin / kKeys * kKeys; tile < seen.end; tile += kKeys) {
+    const int begin = max(seen.begin - tile, 0);
+    const int end = min(seen.end - tile, kKeys);
+    const int64_t row = first_row_of(p, seen.sequence, tile) * p.num_kv_heads + heads.kv_head;
+    __syncthreads();
+    load_keys<T, kWidth>(p, static_cast<const T*>(p.keys) + row * p.head_size, begin, end, shared);
+    __syncthreads();
+    score(p, begin, end, shared);
+    __syncthreads();
+    softmax[0].take(warp, shared);
+    softmax[1].take(warp + kWarps, shared);
+    __syncthreads();
+    sums.add(p, static_cast<const T*>(p.values) + row * p.head_size_v, begin, end, shared);
+  }
+  const int64_t runs = gridDim.z;
+  const int64_t first_place = int64_t{blockIdx.x} * p.num_heads + heads.first;
+  const auto place = [&](int head) { return (first_place + head) * runs + run; };
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int head = warp + i * kWarps;
+    if (threadIdx.x % kWarp == 0 && head < heads.count)
+      p.statistics[place(head)] = {softmax[i].largest, softmax[i].sum};
+  }
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const int column = c * kThreads + static_cast<int>(threadIdx.x);
+    if (column >= p.head_size_v) break;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h < heads.count) p.partials[place(h) * p.head_size_v + column] = sums.of[c][h];
+    }
+  }
+}
+
+/// Joins the runs of a token's query head.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    join_runs(const PagedQueries p, int run_keys, int num_runs) {
+  wait_for_earlier();
+  let_next_begin();
+  const Query query = find_query(p, static_cast<int>(blockIdx.x));
+  const int head = static_cast<int>(blockIdx.y);
+  const int64_t place = int64_t{blockIdx.x} * p.num_heads + head;
+  T* const o = static_cast<T*>(p.o) + place * p.head_size_v;
+  float* const lse = p.lse == nullptr ? nullptr : p.lse + head * p.num_rows + blockIdx.x;
+  if (query.sequence < 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < p.head_size_v; i += kThreads)
+      store(o + i, Floats<1>{});
+    if (lse != nullptr && threadIdx.x == 0) *lse = 0;
+    return;
+  }
+  const int first = query.begin / run_keys;
+  const int last = (query.end - 1) / run_keys;
+  const float2* const statistics = p.statistics + place * num_runs;
+  float largest = -INFINITY;
+  for (int run = first; run <= last; ++run) largest = fmaxf(largest, statistics[run].x);
+  float sum = 0;
+  for (int run = first; run <= last; ++run)
+    sum += statistics[run].y * expf(statistics[run].x - largest);
+  for (int i = static_cast<int>(threadIdx.x); i < p.head_size_v; i += kThreads) {
+    float value = 0;
+    for (int run = first; run <= last; ++run)
+      value += p.partials[(place * num_runs + run) * p.head_size_v + i] *
+               expf(statistics[run].x - largest);
+    store(o + i, Floats<1>{{value / sum}});
+  }
+  if (lse != nullptr && threadIdx.x == 0) *lse = largest + logf(sum);
+}
+
+/// Calls run.operator()<kChunks>() for values of that many blocks' threads.
+template <typename Run>
+void with_chunks(int head_size_v, Run run) {
+  if (head_size_v <= kThreads) return run.template operator()<1>();
+  if (head_size_v <= 2 * kThreads) return run.template operator()<2>();
+  static_assert(kMostPagedHeadSizeV == 4 * kThreads);
+  run.template operator()<4>();
+}
+
+}  // namespace
+
+void launch_page_write(const PageRows& call, cudaStream_t stream) {
+  const bool vectors =
+      are_whole_vectors(call.dtype, call.width) && are_aligned(call.rows, call.cache);
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    launch_map(WriteMap<T, kWidth>{call.width, call.capacity, static_cast<const T*>(call.rows),
+                                   call.to, static_cast<T*>(call.cache)},
+               {.bound = call.num_rows}, call.width / kWidth, stream);
+  });
+}
+
+void launch_paged_attention(const PagedQueries& call, cudaStream_t stream) {
+  if (call.num_rows == 0) return;
+  const int num_runs = paged_runs(call.pages_per_sequence);
+  const int run_keys = paged_run_pages(call.pages_per_sequence) * static_cast<int>(kPageTokens);
+  const int shared_by = call.num_heads / call.num_kv_heads;
+  const auto groups = static_cast<unsigned>(call.num_kv_heads * divide_up(shared_by, kHeads));
+  const auto rows = static_cast<unsigned>(call.num_rows);
+  const bool vectors = are_whole_vectors(call.dtype, call.head_size) && are_aligned(call.keys);
+  if (num_runs > 0) {
+    with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+      with_chunks(call.head_size_v, [&]<int kChunks>() {
+        const auto kernel = attend<T, kWidth, kChunks>;
+        const int64_t shared_bytes = Shared::bytes(call.head_size);
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(shared_bytes)));
+        launch_early(kernel,
+                     {{rows, groups, static_cast<unsigned>(num_runs)},
+                      kThreads,
+                      static_cast<size_t>(shared_bytes)},
+                     stream, call, run_keys);
+      });
+    });
+  }
+  with_type(call.dtype, [&]<typename T>() {
+    launch_early(join_runs<T>, {{rows, static_cast<unsigned>(call.num_heads)}, kThreads}, stream,
+                 call, run_keys, num_runs);
+  });
+}
+
+}  // namespace tessera::cuda

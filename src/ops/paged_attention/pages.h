@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tessera {
+
+/// Tokens of a page of keys or values.
+inline constexpr int64_t kPageTokens = 128;
+/// Pages of that many tokens.
+inline constexpr int64_t pages_of(int64_t num_tokens) {
+  return (num_tokens + kPageTokens - 1) / kPageTokens;
+}
+
+}  // namespace tessera

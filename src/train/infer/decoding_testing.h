@@ -1,0 +1,117 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "model/run/model_testing.h"
+#include "ops/registry/cpu_kernels.h"
+#include "train/infer/decoding_batch.h"
+
+namespace tessera::testing {
+
+/// A random model, and requests of it.
+struct Rig {
+  ModelConfig config = testing::tiny_config();
+  DType dtype = DType::kF32;
+  Backend backend;
+  std::optional<ParameterSet> parameters;
+  std::vector<ExpertState> experts;
+
+  explicit Rig(DType type = DType::kF32, const std::function<void(ModelConfig&)>& change = {},
+               Backend own = Backend(make_cpu_kernels()))
+      : dtype(type), backend(std::move(own)) {
+    if (change) change(config);
+    parameters.emplace(list_parameters(config, dtype), false, backend.device());
+    parameters->initialize(3);
+    experts = make_expert_states(config, backend.device());
+  }
+
+  DecodingBatch batch(const DecodingLimits& limits) {
+    return {config, dtype, backend, *parameters, experts, limits};
+  }
+
+  DecodingRequest request(uint64_t seed) const {
+    Random random(seed, 4);
+    DecodingRequest result;
+    const uint64_t length = 1 + random.next_below(seed % 5 == 0 ? 160 : 20);
+    for (uint64_t i = 0; i < length; ++i)
+      result.prompt.push_back(
+          static_cast<int32_t>(random.next_below(static_cast<uint64_t>(config.vocab_size))));
+    result.options = {.max_tokens = static_cast<int64_t>(random.next_below(25)),
+                      .temperature = seed % 3 == 0 ? 0 : 1.0,
+                      .seed = seed};
+    result.end_of_document = 5;
+    result.scores_prompt = seed % 2 == 0;
+    result.num_alternatives = static_cast<int64_t>(seed % 4);
+    return result;
+  }
+};
+
+/// All that a sequence came to, so that bits can be compared.
+struct Written {
+  std::vector<int32_t> ids;
+  std::vector<double> log_probabilities;
+  DecodingEnd end = DecodingEnd::kNot;
+  bool operator==(const Written&) const = default;
+
+  void take(const DecodingEvent& event) {
+    const auto note = [&](const DecodedToken& token) {
+      ids.push_back(token.token.id);
+      log_probabilities.push_back(token.token.log_probability);
+      for (const GeneratedToken& other : token.alternatives) {
+        ids.push_back(other.id);
+        log_probabilities.push_back(other.log_probability);
+      }
+    };
+    for (const DecodedToken& token : event.prompt) note(token);
+    if (event.token) note(*event.token);
+    EXPECT_EQ(end, DecodingEnd::kNot);
+    end = event.end;
+  }
+};
+
+inline void run_all(DecodingBatch& batch, std::map<int64_t, Written>& written) {
+  while (!batch.is_idle()) {
+    const auto events = batch.step();
+    ASSERT_FALSE(events.empty());
+    for (const DecodingEvent& event : events) written[event.sequence].take(event);
+  }
+}
+
+inline Written run_alone(Rig& rig, const DecodingRequest& request, const DecodingLimits& limits) {
+  DecodingBatch batch = rig.batch(limits);
+  std::map<int64_t, Written> written;
+  const int64_t number = batch.add(request);
+  run_all(batch, written);
+  return written[number];
+}
+
+/// Both write the same tokens, many at once, with log-probabilities that are so near.
+inline void expect_alike(Rig& one, Rig& other, double tolerance) {
+  const DecodingLimits limits{.max_sequences = 5, .context = 200, .max_rows = 30};
+  std::map<int64_t, Written> written[2];
+  for (const auto& [rig, of] : {std::pair{&one, &written[0]}, {&other, &written[1]}}) {
+    DecodingBatch batch = rig->batch(limits);
+    for (uint64_t seed = 0; seed < 24; ++seed) {
+      DecodingRequest request = rig->request(seed);
+      // Of two that are almost alike either may be before the other, and drawn.
+      request.num_alternatives = 0;
+      request.options.temperature = 0;
+      batch.add(std::move(request));
+    }
+    run_all(batch, *of);
+  }
+  for (const auto& [sequence, of] : written[0]) {
+    const Written& same = written[1][sequence];
+    ASSERT_EQ(of.ids, same.ids) << sequence;
+    for (size_t i = 0; i < of.ids.size(); ++i)
+      EXPECT_NEAR(of.log_probabilities[i], same.log_probabilities[i], tolerance);
+  }
+}
+
+}  // namespace tessera::testing
