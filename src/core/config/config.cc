@@ -81,9 +81,9 @@ struct ConfigSchema::Place {
   std::string origin;
   ConfigLevel level;
 
-  /// "run.toml:12: model.hidden_size", or "--model.hidden_size" alone.
+  /// "run.toml:12: model.hidden_size", or "--model.hidden_size" and what else names the key alone.
   std::string subject(const std::string& key) const {
-    return origin == "--" + key ? origin : fmt::format("{}: {}", origin, key);
+    return origin == "--" + key || origin == key ? origin : fmt::format("{}: {}", origin, key);
   }
 };
 

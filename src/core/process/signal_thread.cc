@@ -2,17 +2,9 @@
 
 #include <system_error>
 
+#include "core/process/signal_mask.h"
+
 namespace tessera {
-namespace {
-
-sigset_t stop_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
-  return set;
-}
-
-}  // namespace
 
 SignalThread::SignalThread() {
   const sigset_t signals = stop_signals();

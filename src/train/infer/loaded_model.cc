@@ -91,6 +91,28 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFinite
   settings_ = checkpoint_settings(reader);
   settings_.run.device = device;
   step_ = reader.step();
+  take_memory();
+  std::vector<NamedTensor> tensors = name_expert_biases(settings_.model, experts_);
+  for (const ModelParameter& parameter : parameters_->all()) {
+    tensors.push_back({parameter.spec.name, parameter.weight});
+  }
+  reader.load_group(TensorGroup::kModel, tensors, Conversion::kNone, is_mtp_parameter);
+  if (nonfinite == NonFiniteWeights::kRefuse)
+    refuse_nonfinite(reader, "its training diverged; --allow-nonfinite takes it as it is");
+  if (!reader.nonfinite().empty()) notes_.push_back(reader.nonfinite().describe());
+}
+
+LoadedModel::LoadedModel(Settings settings) : settings_(std::move(settings)) {
+  require(settings_.run.init_from.empty(),
+          "run.init_from is \"{}\", but a new model has random weights; open that one instead",
+          settings_.run.init_from);
+  check_device(settings_, 1);
+  take_memory();
+  parameters_->initialize(static_cast<uint64_t>(settings_.run.seed));
+}
+
+/// For the settings' model, without layers of multi-token prediction.
+void LoadedModel::take_memory() {
   tokenizer_ = make_tokenizer(settings_.data.tokenizer_spec());
   settings_.model.vocab_size = resolve_vocab_size(settings_.model.vocab_size, *tokenizer_);
   validate(settings_.model);
@@ -103,14 +125,6 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFinite
   parameters_ = std::make_unique<ParameterSet>(std::move(specs), /*with_gradients=*/false,
                                                backend_->device());
   experts_ = make_expert_states(settings_.model, backend_->device());
-  std::vector<NamedTensor> tensors = name_expert_biases(settings_.model, experts_);
-  for (const ModelParameter& parameter : parameters_->all()) {
-    tensors.push_back({parameter.spec.name, parameter.weight});
-  }
-  reader.load_group(TensorGroup::kModel, tensors, Conversion::kNone, is_mtp_parameter);
-  if (nonfinite == NonFiniteWeights::kRefuse)
-    refuse_nonfinite(reader, "its training diverged; --allow-nonfinite takes it as it is");
-  if (!reader.nonfinite().empty()) notes_.push_back(reader.nonfinite().describe());
 }
 
 Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {

@@ -14,7 +14,7 @@ namespace tessera {
 /// What becomes of weights that are NaN or infinite where a model is read.
 enum class NonFiniteWeights : uint8_t { kRefuse, kAllow };
 
-/// A trained model without its optimizer, for evaluation and generation. Not movable: models bound
+/// A model without its optimizer, for evaluation and generation. Not movable: models bound
 /// to it keep references.
 class LoadedModel {
  public:
@@ -23,6 +23,9 @@ class LoadedModel {
   /// UserError, also for weights that are NaN or infinite unless they are allowed.
   LoadedModel(const std::string& path, DeviceChoice device,
               NonFiniteWeights nonfinite = NonFiniteWeights::kRefuse);
+  /// A new model with random weights, as a run of these settings would start from (run.seed).
+  /// Throws UserError for settings that give none.
+  explicit LoadedModel(Settings settings);
   LoadedModel(const LoadedModel&) = delete;
   LoadedModel& operator=(const LoadedModel&) = delete;
 
@@ -31,6 +34,7 @@ class LoadedModel {
   int64_t step() const { return step_; }
   /// What the user should know: newer checkpoints passed over, weights that are not finite.
   const std::vector<std::string>& notes() const { return notes_; }
+  /// The checkpoint; empty for a new model.
   const std::filesystem::path& path() const { return path_; }
   /// Where the weights are and programs run.
   const Backend& backend() const { return *backend_; }
@@ -41,6 +45,8 @@ class LoadedModel {
   ProductPrecision products() const;
 
  private:
+  void take_memory();
+
   std::filesystem::path path_;
   Settings settings_;
   int64_t step_ = 0;

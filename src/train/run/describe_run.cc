@@ -78,6 +78,8 @@ std::string format_local_time() {
 }
 
 std::string describe_data(const TrainingData& data) {
+  if (data.train == nullptr)
+    return fmt::format("batches are given to each step, tokenizer {}", data.tokenizer->name());
   std::string text = fmt::format(
       "{} tokens in {}, tokenizer {}", format_count(static_cast<double>(data.num_tokens())),
       format_things(data.num_documents(), "document"), data.tokenizer->name());

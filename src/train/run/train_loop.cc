@@ -3,20 +3,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <iostream>
 
 #include "checkpoint/together.h"
 #include "comm/error.h"
 #include "core/file/file.h"
-#include "core/memory.h"
 #include "core/process/stopwatch.h"
-#include "model/build/moe_blocks.h"
-#include "train/infer/generate.h"
-#include "train/infer/loaded_model.h"
 #include "train/metrics/writer.h"
-#include "train/run/describe_run.h"
+#include "train/plan/simulated_step.h"
+#include "train/run/open_run.h"
 #include "train/run/run_keeper.h"
 #include "train/run/run_lock.h"
+#include "train/run/run_sample.h"
 #include "train/run/run_saver.h"
 #include "train/run/step_traffic.h"
 #include "train/run/stop_signal.h"
@@ -32,19 +29,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Whether a run comes to its end, or will be continued.
+enum class RunEnd : uint8_t { kDone, kStopped };
+
 constexpr const char* kLeftCopies =
     "note: copies of ranks' states that an earlier start of the run left in memory were removed, "
     "since checkpoint.peer_copy is false";
-
-TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& terminal,
-                       const std::function<void()>& alive) {
-  ProgressBar bar(out, terminal, "tokenizing");
-  return open_training_data(settings, [&](const PrepareProgress& progress) {
-    alive();
-    const auto total = static_cast<double>(std::max<int64_t>(progress.bytes_total, 1));
-    bar.update(static_cast<double>(progress.bytes_done) / total, format_bytes(progress.bytes_done));
-  });
-}
 
 /// The loop around a Trainer: records, validations, checkpoints, signals. Every rank has one; rank
 /// 0's has the lock of the run's folder and the writer.
@@ -62,12 +52,56 @@ class TrainLoop {
         writer_(writer),
         peak_(std::move(peak)) {}
 
+  /// To the last step, or to a signal.
   void run() {
     const StopSignal signal;
+    guard([&] { run_steps(signal); });
+    close();
+  }
+
+  /// Before all else.
+  void begin() {
     started_ = Clock::now();
     first_step_ = trainer_.position().step;
+    // A state from the ranks' memory may be older than any checkpoint.
+    keeper_.expect_checkpoints(first_step_ > 0 &&
+                               path_exists(checkpoint_folder(settings_.run.folder)));
+  }
+
+  /// One step and what is due after it, between begin() and end().
+  StepRecord step() {
+    StepRecord record;
+    guard([&] {
+      if (keeper_.agree(0) == RunEvent::kSaveAgain) save_again();
+      record = run_step();
+      saver_.go_on();
+    });
+    return record;
+  }
+
+  void save() {
+    guard([&] { saver_.save_now(); });
+  }
+
+  double validate_now() {
+    double loss = 0;
+    guard([&] { loss = validate(); });
+    return loss;
+  }
+
+  void end(RunEnd how) {
+    guard([&] {
+      end_training(how);
+      show_traffic();
+    });
+    close();
+  }
+
+ private:
+  /// What must be done before an error leaves the run.
+  void guard(const std::function<void()>& action) {
     try {
-      run_steps(signal);
+      action();
     } catch (const UserError& error) {
       if (trainer_.layout().num_ranks() == 1 ||
           dynamic_cast<const TrainingStopped*>(&error) != nullptr)
@@ -75,15 +109,14 @@ class TrainLoop {
       finish_writer_quietly();
       throw;
     }
+  }
+
+  void close() {
     trainer_.remove_peer_copies();
     if (writer_ != nullptr) writer_->finish();
   }
 
- private:
   void run_steps(const StopSignal& signal) {
-    // A state from the ranks' memory may be older than any checkpoint.
-    keeper_.expect_checkpoints(first_step_ > 0 &&
-                               path_exists(checkpoint_folder(settings_.run.folder)));
     int64_t event = keeper_.agree(signal.received());
     while (trainer_.position().step < settings_.train.steps && !RunEvent::ends_training(event)) {
       if (event == RunEvent::kSaveAgain) save_again();
@@ -92,16 +125,20 @@ class TrainLoop {
       event = keeper_.agree(signal.received());
     }
     const int64_t stop = RunEvent::signal(event);
-    if (stop == 0) {
+    end_training(stop == 0 ? RunEnd::kDone : RunEnd::kStopped);
+    show_traffic();
+    if (stop == 0) return;
+    note(fmt::format("stopped by signal {} after step {}; the same command continues", stop,
+                     trainer_.position().step));
+  }
+
+  void end_training(RunEnd how) {
+    if (how == RunEnd::kDone) {
       finish();
     } else {
       saver_.save_now();
     }
     if (keeper_.look_again() == RunEvent::kSaveAgain) save_again();
-    show_traffic();
-    if (stop == 0) return;
-    note(fmt::format("stopped by signal {} after step {}; the same command continues", stop,
-                     trainer_.position().step));
   }
 
   void save_again() {
@@ -181,7 +218,7 @@ class TrainLoop {
       waits_->for_ranks.push_back({culprit.rank, culprit.seconds});
   }
 
-  void run_step() {
+  StepRecord run_step() {
     const StepTraffic::Counts sent_before = statistics_.counts();
     const auto start = Clock::now();
     const StepOutcome outcome =
@@ -192,15 +229,17 @@ class TrainLoop {
     const double seconds = seconds_since(start);
     traffic_.add_step(sent_before, statistics_.counts());
     update_trace();
-    keeper_.tell([&] { writer_->record(make_record(outcome, seconds)); });
+    StepRecord record = make_record(outcome, seconds);
+    keeper_.tell([&] { writer_->record(record); });
     note_zero_gradient(outcome);
     const int64_t step = trainer_.position().step;
-    if (is_due(settings_.train.validation_interval)) validate();
+    if (is_due(settings_.train.validation_interval)) record.validation_loss = validate();
     if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps)
       saver_.save_between_steps();
     if (trainer_.copies_to_peers() && is_due(settings_.peer.interval) &&
         step < settings_.train.steps)
       saver_.copy_to_peers();
+    return record;
   }
 
   bool is_due(int64_t interval) const {
@@ -217,11 +256,11 @@ class TrainLoop {
                   [&](const std::function<void()>& alive) { write_sample(alive); });
   }
 
-  void validate() {
+  double validate() {
     const auto start = Clock::now();
     const double loss = trainer_.validate();
     validated_step_ = trainer_.position().step;
-    if (!trainer_.data().validation) return;
+    if (!trainer_.data().validation) return loss;
     refuse_nonfinite_validation(loss);
     keeper_.tell([&] {
       writer_->validation({.step = validated_step_,
@@ -229,6 +268,7 @@ class TrainLoop {
                            .loss = loss,
                            .seconds = seconds_since(start)});
     });
+    return loss;
   }
 
   /// As for a step's loss. All ranks have the same.
@@ -253,48 +293,17 @@ class TrainLoop {
                     trainer_.position().step));
   }
 
-  /// A text of the trained model, for the report, by rank 0. Of several ranks none has the whole
-  /// model, so it is read from the run's last checkpoint.
+  /// A text of the trained model, for the report, by rank 0.
   void write_sample(const std::function<void()>& alive) {
     if (trainer_.data().tokenizer == nullptr || settings_.data.text.empty()) return;
     try {
-      if (trainer_.layout().num_ranks() == 1) {
-        sample_from(trainer_.backend(), trainer_.state().parameters(), trainer_.state().experts(),
-                    alive);
-        return;
-      }
-      check_sample_memory();
-      LoadedModel model(settings_.run.folder, DeviceChoice::kCpu);
-      sample_from(model.backend(), model.parameters(), model.experts(), alive);
+      const RunSample sample = sample_text(trainer_, alive);
+      writer_->set_sample(sample.prompt, sample.text);
     } catch (const CommError&) {
       throw;
     } catch (const UserError& error) {
       note(fmt::format("warning: no sample of text: {}", error.what()));
     }
-  }
-
-  std::vector<ParameterSpec> sampled_parameters() const {
-    return list_parameters(without_prediction(settings_.model), settings_.train.dtype());
-  }
-
-  void sample_from(const Backend& backend, ParameterSet& parameters,
-                   std::vector<ExpertState>& experts, const std::function<void()>& alive) {
-    Generator generator(settings_.model, settings_.train.dtype(), backend, parameters, experts);
-    const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
-    const std::string prompt = "The ";
-    const Generated generated =
-        generator.generate_text(*trainer_.data().tokenizer, prompt, options,
-                                [&](const GeneratedToken& /*token*/) { alive(); });
-    writer_->set_sample(prompt, generated.text);
-  }
-
-  /// Ranks share the machine's memory: a sample is not worth more than half of what is left.
-  void check_sample_memory() const {
-    const int64_t needed = ParameterSet::count_bytes(sampled_parameters(), false).weights;
-    require(
-        needed <= available_memory() / 2,
-        "the whole model takes {}, more than half of the {} left; `tessera generate` writes one",
-        format_bytes(needed), format_bytes(available_memory()));
   }
 
   StepRecord make_record(const StepOutcome& outcome, double seconds) {
@@ -369,125 +378,120 @@ class TrainLoop {
   std::optional<TracedWaits> waits_;  ///< of a trace, until they are recorded
 };
 
-RunWriterOptions writer_options(const Settings& settings, const TrainRequest& request,
-                                const std::optional<ResumedRun>& resumed) {
-  RunWriterOptions options{
-      .folder = settings.run.folder,
-      .tensorboard = settings.run.tensorboard,
-      .report = settings.run.report,
-      .console = {.every = settings.run.log_interval, .terminal = request.terminal}};
-  if (resumed) {
-    options.resume_after = resumed->position.step;
-    options.resume_tokens = resumed->position.tokens_seen;
-  }
-  return options;
-}
-
-/// Rank 0 tokenizes, which may take longer than ranks wait for one another otherwise, and the
-/// others find its files.
-TrainingData open_data_together(Settings& settings, const TrainRequest& request,
-                                Communicator& world, std::ostream& out) {
-  std::optional<TrainingData> data;
-  on_first_rank(world, [&](const std::function<void()>& alive) {
-    data = open_data(settings, out, request.terminal, alive);
-  });
-  together(world, [&] {
-    if (world.rank() != 0) data = open_training_data(settings);
-  });
-  return std::move(*data);
-}
-
-/// The degrees of the layout, and how tokens reach experts.
-std::string describe_ranks(const Trainer& trainer) {
-  std::string text = describe_degrees(trainer.layout().layout);
-  const ModelConfig& model = trainer.settings().model;
-  if (model.num_moe_layers() > 0) {
-    text += fmt::format("\ndispatcher {}",
-                        choose_dispatcher(model, trainer.layout().part.groups).to_string());
-  }
-  return text;
-}
-
-/// What was chosen, for somebody who wants it in a configuration.
-void write_choice(const Trainer& trainer) {
-  const std::optional<PolicyChoice>& choice = trainer.policy_choice();
-  if (!choice || choice->entries.empty()) return;
-  replace_file(std::filesystem::path(trainer.settings().run.folder) / "memory.toml",
-               write_toml(*choice));
-}
-
-std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainRequest& request,
-                                       const std::optional<ResumedRun>& resumed,
-                                       const RunLock& lock, std::ostream& out) {
-  const Settings& settings = trainer.settings();
-  RunInfo info{
-      .title = std::filesystem::path(settings.run.folder).filename().string(),
-      .started = format_local_time(),
-      .machine = describe_machine(),
-      .tokenizer = describe_data(trainer.data()),
-      .model_summary = describe_model(settings, trainer.prediction(), trainer.backend().is_host()),
-      .config_text = request.config_toml};
-  out << info.model_summary << "\n" << info.tokenizer << "\n";
-  if (trainer.schedule_choice()) out << describe(*trainer.schedule_choice()) << "\n";
-  if (trainer.policy_choice()) out << describe(*trainer.policy_choice()) << "\n";
-  if (!trainer.processors().empty()) out << trainer.processors() << "\n";
-  if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
-  auto writer =
-      std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
-  write_choice(trainer);
-  if (!lock.note().empty()) writer->note("note: " + lock.note());
-  for (const std::string& note : trainer.initial_notes()) writer->note("note: " + note);
-  if (!resumed) return writer;
-  if (!resumed->skipped.empty()) {
-    const std::string skipped = describe_skipped(resumed->skipped, resumed->path);
-    // Where standard output goes to a file, the loss of steps must not go unseen.
-    std::cerr << "tessera: note: " << skipped << "; it is continued\n";
-    writer->note("note: " + skipped + "; later ones are set aside as damaged-*, not removed");
-  }
-  for (const std::string& note : resumed->notes) writer->note("note: " + note);
-  const int64_t step = resumed->position.step;
-  writer->note(step < settings.train.steps
-                   ? fmt::format("continuing after step {} of {}", step, settings.train.steps)
-                   : fmt::format("nothing to train: all {} steps are done; more of train.steps "
-                                 "goes on from here",
-                                 step));
-  return writer;
-}
-
 }  // namespace
 
+/// In the order in which all is opened.
+struct TrainingRun::Parts {
+  Parts(const TrainRequest& given, World& world, std::ostream& out) : request(given) {
+    const CommunicatorPtr all = world.make_world_group();
+    Settings settings = request.settings;
+    request.given_batches ? validate_without_data(settings) : tessera::validate(settings);
+    // Of several ranks each would choose for all; the trainers do that once.
+    const bool chooses = given_limit(settings.train) && world.size() > 1;
+    check_model(settings, world.size(), chooses ? FitCheck::kNone : FitCheck::kMachine);
+    together(*all, [&] {
+      if (world.rank() != 0) return;
+      lock.emplace(settings.run.folder);
+      if (!request.trace.empty()) check_trace_file(request.trace);
+    });
+    const bool left_copies = !settings.peer.copy && PeerCopies::remove_left(settings, *all);
+    check_devices(settings, world);
+    TrainingData data = request.given_batches ? prepare_without_data(settings)
+                                              : open_data_together(settings, request, *all, out);
+    // Measured first, so that the memory prediction starts from a process whose libraries are
+    // loaded.
+    const double peak = measure_matrix_peak(settings.train.dtype());
+    trainer.emplace(std::move(settings), std::move(data), world);
+    const auto resumed = trainer->resume(request.config_toml);
+    together(*all, [&] {
+      if (world.rank() != 0) return;
+      writer = open_writer(*trainer, request, resumed, *lock, out);
+      if (left_copies) writer->note(kLeftCopies);
+    });
+    const double device_peak = trainer->backend().is_host() ? peak : trainer->device_peak();
+    loop.emplace(
+        *trainer, trainer->world(), request, lock ? &*lock : nullptr, writer.get(),
+        make_matrix_peak(trainer->backend(), trainer->settings().train.dtype(), device_peak));
+  }
+
+  /// Calls what a run does between its begin and its end. An error is the end too.
+  template <typename Action>
+  auto act(const Action& action) {
+    require(loop.has_value(), "the run in {} has ended", request.settings.run.folder);
+    try {
+      return action(*loop);
+    } catch (...) {
+      leave();
+      throw;
+    }
+  }
+
+  /// Others may have the folder.
+  void leave() {
+    loop.reset();
+    writer.reset();
+    lock.reset();
+  }
+
+  const TrainRequest request;
+  std::optional<RunLock> lock;  ///< rank 0's, for all
+  std::optional<Trainer> trainer;
+  std::unique_ptr<RunWriter> writer;  ///< rank 0's
+  std::optional<TrainLoop> loop;
+};
+
+TrainingRun::TrainingRun(const TrainRequest& request, World& world, std::ostream& out)
+    : parts_(std::make_unique<Parts>(request, world, out)) {
+  parts_->loop->begin();
+}
+
+TrainingRun::~TrainingRun() = default;
+
+Trainer& TrainingRun::trainer() {
+  return *parts_->trainer;
+}
+
+bool TrainingRun::is_done() const {
+  return parts_->trainer->position().step >= parts_->trainer->settings().train.steps;
+}
+
+bool TrainingRun::has_ended() const {
+  return !parts_->loop.has_value();
+}
+
+StepRecord TrainingRun::step() {
+  require(!is_done(), "all {} steps of train.steps are done", parts_->trainer->position().step);
+  return parts_->act([](TrainLoop& loop) { return loop.step(); });
+}
+
+double TrainingRun::validate() {
+  return parts_->act([](TrainLoop& loop) { return loop.validate_now(); });
+}
+
+void TrainingRun::save() {
+  parts_->act([](TrainLoop& loop) { loop.save(); });
+}
+
+void TrainingRun::end() {
+  const RunEnd how = is_done() ? RunEnd::kDone : RunEnd::kStopped;
+  parts_->act([how](TrainLoop& loop) { loop.end(how); });
+  parts_->leave();
+}
+
+void TrainingRun::run() {
+  parts_->loop->run();
+}
+
+std::filesystem::path TrainingRun::report_path() const {
+  const bool written = parts_->writer && parts_->trainer->settings().run.report;
+  return written ? parts_->writer->report_path() : std::filesystem::path();
+}
+
 int train(const TrainRequest& request, World& world, std::ostream& out) {
-  const CommunicatorPtr all = world.make_world_group();
-  Settings settings = request.settings;
-  validate(settings);
-  // Of several ranks each would choose for all; the trainers do that once.
-  const bool chooses = given_limit(settings.train) && world.size() > 1;
-  check_model(settings, world.size(), chooses ? FitCheck::kNone : FitCheck::kMachine);
-  std::optional<RunLock> lock;  // rank 0's, for all
-  together(*all, [&] {
-    if (world.rank() != 0) return;
-    lock.emplace(settings.run.folder);
-    if (!request.trace.empty()) check_trace_file(request.trace);
-  });
-  const bool left_copies = !settings.peer.copy && PeerCopies::remove_left(settings, *all);
-  check_devices(settings, world);
-  TrainingData data = open_data_together(settings, request, *all, out);
-  // Measured first, so that the memory prediction starts from a process whose libraries are loaded.
-  const double peak = measure_matrix_peak(settings.train.dtype());
-  Trainer trainer(std::move(settings), std::move(data), world);
-  const auto resumed = trainer.resume(request.config_toml);
-  std::unique_ptr<RunWriter> writer;
-  together(*all, [&] {
-    if (world.rank() != 0) return;
-    writer = open_writer(trainer, request, resumed, *lock, out);
-    if (left_copies) writer->note(kLeftCopies);
-  });
-  const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
-  TrainLoop(trainer, trainer.world(), request, lock ? &*lock : nullptr, writer.get(),
-            make_matrix_peak(trainer.backend(), trainer.settings().train.dtype(), device_peak))
-      .run();
-  if (writer && trainer.settings().run.report)
-    out << "report: " << writer->report_path().string() << "\n";
+  TrainingRun run(request, world, out);
+  run.run();
+  const std::filesystem::path report = run.report_path();
+  if (!report.empty()) out << "report: " << report.string() << "\n";
   return 0;
 }
 

@@ -1,5 +1,7 @@
 #include "train/setup/training_data.h"
 
+#include <algorithm>
+
 #include "core/random.h"
 #include "train/setup/blend_settings.h"
 
@@ -44,6 +46,15 @@ void open_files(const Settings& settings, TrainingData& data,
   }
 }
 
+/// A token file is mapped, so what its windows touch becomes resident page by page.
+int64_t touched_bytes(const Settings& settings, const TokenFile& tokens, int64_t windows) {
+  constexpr int64_t kPage = 4096;
+  const int64_t file_bytes = tokens.num_tokens() * dtype_size(tokens.dtype());
+  const int64_t window_bytes = (settings.data.sequence_length + 1) * dtype_size(tokens.dtype());
+  const int64_t per_window = (window_bytes / kPage + 2) * kPage;
+  return windows > file_bytes / per_window ? file_bytes : windows * per_window;
+}
+
 }  // namespace
 
 TextSource make_text_source(const DataSettings& data) {
@@ -64,6 +75,14 @@ int64_t resolve_vocab_size(int64_t configured, const Tokenizer& tokenizer) {
           "model.vocab_size {} is smaller than the {} ids of tokenizer '{}'; 0 takes the right one",
           configured, needed, tokenizer.name());
   return configured;
+}
+
+int64_t TrainingData::max_sequences() const {
+  int64_t most = given_sequences;
+  for (const BatchSource* source : {train.get(), validation.get()}) {
+    if (source != nullptr) most = std::max(most, source->max_sequences());
+  }
+  return most;
 }
 
 int64_t TrainingData::num_tokens() const {
@@ -95,6 +114,16 @@ std::string TrainingData::describe_samples(int64_t step) const {
   return text;
 }
 
+TrainingData prepare_without_data(Settings& settings) {
+  TrainingData data;
+  data.tokenizer = make_tokenizer(settings.data.tokenizer_spec());
+  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size, *data.tokenizer);
+  validate(settings.model);
+  data.given_sequences = settings.train.micro_batch;
+  if (settings.data.split_documents) data.given_sequences *= settings.data.sequence_length;
+  return data;
+}
+
 TrainingData open_training_data(Settings& settings,
                                 const std::function<void(const PrepareProgress&)>& progress) {
   TrainingData data;
@@ -109,6 +138,31 @@ TrainingData open_training_data(Settings& settings,
         std::make_unique<BatchSource>(data.files, data.blend, config, Split::kValidation);
   }
   return data;
+}
+
+int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
+  if (data.train == nullptr) return 0;
+  const std::vector<int64_t> samples = data.train->count_samples(settings.train.steps);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    bytes += touched_bytes(settings, *data.files[i], samples[i]);
+  }
+  return bytes;
+}
+
+void check_given_batches(const std::vector<Batch>& batches, int64_t num_micro_batches,
+                         const BatchShape& shape) {
+  require(std::ssize(batches) == num_micro_batches, "a step takes {} micro-batches, found {}",
+          num_micro_batches, batches.size());
+  for (const Batch& batch : batches) {
+    require(std::ssize(batch.tokens) == shape.num_tokens,
+            "a micro-batch has {} tokens, by train.micro_batch and data.sequence_length; found {}",
+            shape.num_tokens, batch.tokens.size());
+    require(std::ssize(batch.cu_seqlens) <= shape.max_sequences + 1,
+            "a micro-batch has at most {} stretches, found {}; data.split_documents = true allows "
+            "more",
+            shape.max_sequences, std::ssize(batch.cu_seqlens) - 1);
+  }
 }
 
 MicroBatch view_batch(Batch& batch) {

@@ -14,14 +14,19 @@
 
 namespace tessera {
 
-/// The data of a run, opened: tokenizer, token files and the two sources of batches.
+/// The data of a run, opened: tokenizer, token files and the two sources of batches. A run whose
+/// steps are given their batches has the tokenizer alone.
 struct TrainingData {
   std::unique_ptr<Tokenizer> tokenizer;
   std::vector<std::shared_ptr<const TokenFile>> files;  ///< one, or those of a blend
   Blend blend;
-  std::unique_ptr<BatchSource> train;
+  std::unique_ptr<BatchSource> train;       ///< null where batches are given
   std::unique_ptr<BatchSource> validation;  ///< null where nothing is held out
 
+  int64_t given_sequences = 0;  ///< stretches that given batches have at most
+
+  /// Stretches of any batch, at most.
+  int64_t max_sequences() const;
   int64_t num_tokens() const;
   int64_t num_documents() const;
   /// Of all files, see TokenFile::fingerprint.
@@ -37,6 +42,17 @@ TextSource make_text_source(const DataSettings& data);
 /// sets model.vocab_size where it is 0. Throws UserError for data that cannot be trained on.
 TrainingData open_training_data(Settings& settings,
                                 const std::function<void(const PrepareProgress&)>& progress = {});
+
+/// The same for a run whose steps are given their batches: any number of stretches where
+/// data.split_documents, else one for each sequence.
+TrainingData prepare_without_data(Settings& settings);
+
+/// Bytes that reading the batches of a run makes resident, at most: token files are mapped.
+int64_t touched_bytes(const Settings& settings, const TrainingData& data);
+
+/// Throws UserError where a step does not take them.
+void check_given_batches(const std::vector<Batch>& batches, int64_t num_micro_batches,
+                         const BatchShape& shape);
 
 /// The vocabulary of the model: the configured one, which must hold the tokenizer's, or that
 /// rounded up to a multiple of 64.

@@ -10,6 +10,7 @@
 #include "model/weights/qk_clip.h"
 #include "step/build/place_saved.h"
 #include "train/memory/planned_rank.h"
+#include "train/plan/simulated_step.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/device_overhead.h"
 #include "train/setup/layout_proof.h"
@@ -23,31 +24,10 @@
 namespace tessera {
 namespace {
 
-BatchShape batch_shape(const Settings& settings, const BatchSource& train,
-                       const BatchSource* validation) {
+BatchShape batch_shape(const Settings& settings, const TrainingData& data) {
   BatchShape shape = batch_shape(settings);
-  shape.max_sequences = train.max_sequences();
-  if (validation != nullptr)
-    shape.max_sequences = std::max(shape.max_sequences, validation->max_sequences());
+  shape.max_sequences = data.max_sequences();
   return shape;
-}
-
-/// A token file is mapped, so what its windows touch becomes resident page by page.
-int64_t touched_bytes(const Settings& settings, const TokenFile& tokens, int64_t windows) {
-  constexpr int64_t kPage = 4096;
-  const int64_t file_bytes = tokens.num_tokens() * dtype_size(tokens.dtype());
-  const int64_t window_bytes = (settings.data.sequence_length + 1) * dtype_size(tokens.dtype());
-  const int64_t per_window = (window_bytes / kPage + 2) * kPage;
-  return windows > file_bytes / per_window ? file_bytes : windows * per_window;
-}
-
-int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
-  const std::vector<int64_t> samples = data.train->count_samples(settings.train.steps);
-  int64_t bytes = 0;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    bytes += touched_bytes(settings, *data.files[i], samples[i]);
-  }
-  return bytes;
 }
 
 /// Of a rank's batches of a step: token ids, labels and positions.
@@ -116,9 +96,9 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
       data_(std::move(data)),
       device_(choose(settings_, host_)),
       layout_(lay_out()) {
-  tessera::validate(settings_);
+  data_.train == nullptr ? validate_without_data(settings_) : tessera::validate(settings_);
   tessera::validate(settings_.model);
-  const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
+  const BatchShape shape = batch_shape(settings_, data_);
   const auto given = given_limit(settings_.train);
   if (given) choose_within_limit(shape, *given);
   plan_model(shape);
@@ -265,12 +245,23 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
   return resumed;
 }
 
+void Trainer::give_batches(std::vector<Batch> batches) {
+  check_given_batches(batches, std::ssize(batches_), model_->batch_shape());
+  given_ = std::move(batches);
+}
+
 /// Reads this rank's micro-batches of the step. The loss is divided by the valid tokens of all
 /// ranks' together.
 LossScales Trainer::fetch(StepOutcome& outcome) {
   std::array<int64_t, 2> counts = {0, 0};  // valid labels, and those of multi-token prediction
+  const std::vector<Batch> given = std::exchange(given_, {});
+  ensure(!given.empty() || data_.train != nullptr, "a step without data was given no batches");
   for (size_t i = 0; i < batches_.size(); ++i) {
-    data_.train->fetch(position_.step, layout_.micro_batch(static_cast<int64_t>(i)), batches_[i]);
+    if (given.empty()) {
+      data_.train->fetch(position_.step, layout_.micro_batch(static_cast<int64_t>(i)), batches_[i]);
+    } else {
+      batches_[i] = given[i];
+    }
     pad_sequences(batches_[i], model_->batch_shape().max_sequences);
     counts[0] += batches_[i].num_valid;
     counts[1] += count_mtp_labels(view_batch(batches_[i]), settings_.model.mtp_layers);

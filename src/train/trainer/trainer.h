@@ -96,6 +96,10 @@ class Trainer {
   /// is alone may still be updating when it returns, and what reads weights waits for that.
   /// Observers on a GPU are told of the update when it is next synchronised.
   StepOutcome step(const StepObservers& observers = {}, const UpdateObserver& update_observer = {});
+  /// The next step's micro-batches of this rank, in place of those of the run's data, with at most
+  /// as many stretches as the model was built for. Throws UserError where their number or sizes are
+  /// not the settings'.
+  void give_batches(std::vector<Batch> batches);
   /// What this rank does in each step.
   const StepPlan& plan() const { return plan_; }
   /// Mean validation loss, or NaN where no data is held out.
@@ -166,6 +170,7 @@ class Trainer {
   RunPosition position_;
   std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;
+  std::vector<Batch> given_;         // of the next step; empty: those of the data
   std::vector<LayerTally> tallies_;  // of the step, all ranks'
   DataIdentity data_identity_;       // rank 0's has the fingerprint
   double step_flops_ = 0;

@@ -1,0 +1,21 @@
+#include "core/process/signal_mask.h"
+
+namespace tessera {
+
+sigset_t stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
+  return set;
+}
+
+SignalMask::SignalMask() {
+  const sigset_t signals = stop_signals();
+  pthread_sigmask(SIG_BLOCK, &signals, &before_);
+}
+
+SignalMask::~SignalMask() {
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+}  // namespace tessera
