@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <iostream>
 
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -71,7 +72,7 @@ std::vector<Command> add_commands(CLI::App& app, AllArguments& all, StandardOutp
       {add_train(app, all.train), &all.train.config, true,
        [&] { return run_train(all.train, output); }},
       {add_verify(app, all.verify), &all.verify.config, true,
-       [&] { return run_verify(all.verify); }},
+       [&] { return run_verify(all.verify, std::cout); }},
       {add_eval(app, all.eval), nullptr, true, [&] { return run_eval(all.eval); }},
       {add_generate(app, all.generate), nullptr, true, [&] { return run_generate(all.generate); }},
       {add_serve(app, all.serve), nullptr, true, [&] { return run_serve(all.serve); }},
@@ -81,7 +82,8 @@ std::vector<Command> add_commands(CLI::App& app, AllArguments& all, StandardOutp
       {add_convert(app, all.convert), nullptr, true, [&] { return run_convert(all.convert); }},
       {add_upcycle(app, all.upcycle), nullptr, true, [&] { return run_upcycle(all.upcycle); }},
       {add_bench(app, all.bench), &all.bench.config, true, [&] { return run_bench(all.bench); }},
-      {add_plan(app, all.plan), &all.plan.config, false, [&] { return run_plan(all.plan); }},
+      {add_plan(app, all.plan), &all.plan.config, false,
+       [&] { return run_plan(all.plan, std::cout); }},
       {add_doctor(app, all.doctor), nullptr, true, [&] { return run_doctor(all.doctor); }}};
 }
 

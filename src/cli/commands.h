@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "core/process/standard_output.h"
 #include "data/text/tokenize.h"
+#include "hf/convert.h"
 #include "hf/upcycle.h"
 #include "serve/server.h"
 #include "tokenizer/tokenizer.h"
@@ -180,7 +182,9 @@ int run_train(const TrainArguments& arguments, StandardOutput& output);
 /// so that all end at once with one message, and returns the exit code. Throws UserError with `why`
 /// where there are no others.
 int refuse_rank(const std::string& why);
-int run_verify(const VerifyArguments& arguments);
+/// These print to `out`, as JSON where they are asked to.
+int run_verify(const VerifyArguments& arguments, std::ostream& out);
+int run_plan(const PlanArguments& arguments, std::ostream& out);
 int run_generate(const GenerateArguments& arguments);
 /// Several texts at once, as JSON lines.
 int run_generate_batch(const GenerateArguments& arguments);
@@ -193,9 +197,10 @@ int run_inspect(const InspectArguments& arguments);
 /// Prints what a training step does, as the first rank of each pipeline stage.
 void show_step(const Settings& settings, int64_t num_ranks, const InspectArguments& arguments);
 int run_convert(const ConvertArguments& arguments);
+/// The work of it, which tells its progress and prints nothing but notes on skipped checkpoints.
+ConvertReport convert_model(const ConvertArguments& arguments, const ConvertProgress& progress);
 int run_upcycle(const UpcycleArguments& arguments);
 int run_bench(const BenchArguments& arguments);
-int run_plan(const PlanArguments& arguments);
 int run_doctor(const DoctorArguments& arguments);
 
 /// Tells on standard error what does not belong among a command's results.

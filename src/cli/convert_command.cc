@@ -26,8 +26,7 @@ bool to_hugging_face(const ConvertArguments& arguments) {
   return !path_exists(fs::path(arguments.source) / "config.json");
 }
 
-ConvertOptions make_options(const ConvertArguments& arguments, ProgressBar& bar,
-                            const StopSignal& stop) {
+ConvertOptions make_options(const ConvertArguments& arguments, const ConvertProgress& progress) {
   ConvertOptions options;
   if (!arguments.dtype.empty()) {
     options.dtype = arguments.dtype == "bf16" ? DType::kBF16 : DType::kF32;
@@ -35,7 +34,7 @@ ConvertOptions make_options(const ConvertArguments& arguments, ProgressBar& bar,
   options.verify = !arguments.no_verify;
   options.allow_nonfinite = arguments.allow_nonfinite;
   options.shard_bytes = arguments.shard_bytes;
-  options.progress = show_conversion(bar, stop);
+  options.progress = progress;
   return options;
 }
 
@@ -140,14 +139,18 @@ void print_report(const ConvertArguments& arguments, const ConvertReport& report
 
 }  // namespace
 
+ConvertReport convert_model(const ConvertArguments& arguments, const ConvertProgress& progress) {
+  const ConvertOptions options = make_options(arguments, progress);
+  return to_hugging_face(arguments) ? convert_to_hf(arguments, options)
+                                    : convert_from_hf(arguments, options);
+}
+
 int run_convert(const ConvertArguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
   const StopSignal stop;
   ProgressBar bar(std::cout, arguments.json ? Terminal{} : detect_terminal(STDOUT_FILENO),
                   "converting");
-  const ConvertOptions options = make_options(arguments, bar, stop);
-  const ConvertReport report = to_hugging_face(arguments) ? convert_to_hf(arguments, options)
-                                                          : convert_from_hf(arguments, options);
+  const ConvertReport report = convert_model(arguments, show_conversion(bar, stop));
   bar.clear();
   print_report(arguments, report, seconds_since(start));
   return 0;

@@ -164,24 +164,24 @@ std::string describe_policy(const Settings& settings) {
   return text;
 }
 
-void print_head() {
-  std::cout << fmt::format("{:>3}  {:<52} {:>10} {:>10} {:>9} {:>7} {:>12} {:>7} {:>6}\n", "",
-                           "layout", "memory", "step", "exposed", "idle", "tokens/s", "TFLOPS",
-                           "MFU");
+void print_head(std::ostream& out) {
+  out << fmt::format("{:>3}  {:<52} {:>10} {:>10} {:>9} {:>7} {:>12} {:>7} {:>6}\n", "", "layout",
+                     "memory", "step", "exposed", "idle", "tokens/s", "TFLOPS", "MFU");
 }
 
-void print_row(size_t number, const PlannedLayout& layout, const Hardware& hardware) {
+void print_row(std::ostream& out, size_t number, const PlannedLayout& layout,
+               const Hardware& hardware) {
   const SimulatedStep& step = layout.step;
   const StepShares& shares = step.slowest().shares;
-  std::cout << fmt::format("{:>3}  {:<52} {:>10} {:>10} {:>9} {:>7} {:>12.0f} {:>7.1f} {:>5.1f}%\n",
-                           number, describe_candidate(layout.settings),
-                           format_bytes(step.fullest().memory.total()),
-                           format_estimate(step.seconds), percent(shares.exposed, shares.total()),
-                           percent(shares.idle, shares.total()), step.tokens_per_second(),
-                           step.flops_per_second() / 1e12, 100 * mfu(step, hardware));
+  out << fmt::format("{:>3}  {:<52} {:>10} {:>10} {:>9} {:>7} {:>12.0f} {:>7.1f} {:>5.1f}%\n",
+                     number, describe_candidate(layout.settings),
+                     format_bytes(step.fullest().memory.total()), format_estimate(step.seconds),
+                     percent(shares.exposed, shares.total()), percent(shares.idle, shares.total()),
+                     step.tokens_per_second(), step.flops_per_second() / 1e12,
+                     100 * mfu(step, hardware));
 }
 
-void print_memory(const MemoryPrediction& memory) {
+void print_memory(std::ostream& out, const MemoryPrediction& memory) {
   const ActivationBytes& activations = memory.activations;
   const std::vector<std::pair<const char*, int64_t>> parts = {
       {"weights", memory.state.weights},       {"gradients", memory.state.gradients},
@@ -194,20 +194,19 @@ void print_memory(const MemoryPrediction& memory) {
     if (bytes > 0)
       text += fmt::format("{}{} {}", text.empty() ? "" : ", ", format_bytes(bytes), name);
   }
-  std::cout << "memory of the fullest rank: " << text << "\n";
+  out << "memory of the fullest rank: " << text << "\n";
   if (memory.beside() > 0)
-    std::cout << fmt::format("memory of the host for each rank: {}\n",
-                             format_bytes(memory.beside()));
+    out << fmt::format("memory of the host for each rank: {}\n", format_bytes(memory.beside()));
 }
 
-void print_best(const PlannedLayout& best, const PlanRequest& request) {
-  std::cout << "\n"
-            << describe_candidate(best.settings) << ": "
-            << describe_limit(best.step, request.hardware) << "\n";
-  print_memory(best.step.fullest().memory);
+void print_best(std::ostream& out, const PlannedLayout& best, const PlanRequest& request) {
+  out << "\n"
+      << describe_candidate(best.settings) << ": " << describe_limit(best.step, request.hardware)
+      << "\n";
+  print_memory(out, best.step.fullest().memory);
   if (const std::string policy = describe_policy(best.settings); !policy.empty())
-    std::cout << "chosen for the memory: " << policy << "\n";
-  std::cout << fmt::format("as options: {}\n", fmt::join(list_overrides(best.settings), " "));
+    out << "chosen for the memory: " << policy << "\n";
+  out << fmt::format("as options: {}\n", fmt::join(list_overrides(best.settings), " "));
 }
 
 OrderedJson to_json(const PlannedLayout& layout, const Hardware& hardware) {
@@ -249,14 +248,14 @@ OrderedJson to_json(const PlanResult& result, const PlanRequest& request, size_t
           {"layouts", layouts}};
 }
 
-void write_toml(const PlanArguments& arguments, const PlannedLayout& best) {
+void write_toml(std::ostream& out, const PlanArguments& arguments, const PlannedLayout& best) {
   Settings settings;
   ConfigSchema schema = make_schema(settings);
   std::vector<std::string> overrides = arguments.config.overrides;
   for (const std::string& one : list_overrides(best.settings)) overrides.push_back(one);
   load_settings(schema, settings, arguments.config.file, overrides);
   replace_file(arguments.write, schema.to_toml());
-  std::cout << arguments.write << "\n";
+  out << arguments.write << "\n";
 }
 
 constexpr int64_t kMicroBatches = 4;
@@ -264,20 +263,20 @@ constexpr int64_t kMicroBatches = 4;
 constexpr int64_t kMostTraces = 256;
 
 /// Every rank's trace of a few micro-batches.
-void write_chakra(const PlanArguments& arguments, const PlanRequest& request, const StepWork& work,
-                  const PlannedLayout& best) {
+void write_chakra(std::ostream& out, const PlanArguments& arguments, const PlanRequest& request,
+                  const StepWork& work, const PlannedLayout& best) {
   const ChakraTraces traces = make_chakra_traces(
       simulate_all_plans(best.settings, request.space.num_ranks, work, kMicroBatches));
   for (size_t rank = 0; rank < traces.ranks.size(); ++rank)
     replace_file(fmt::format("{}.{}.et", arguments.chakra, rank), traces.ranks[rank]);
   replace_file(arguments.chakra + ".groups.json", traces.groups + "\n");
-  std::cout << fmt::format("{}.*.et\n", arguments.chakra);
+  out << fmt::format("{}.*.et\n", arguments.chakra);
 }
 
 /// Drawings of a few micro-batches.
-void write_drawings(const PlanArguments& arguments, const PlanRequest& request,
+void write_drawings(std::ostream& out, const PlanArguments& arguments, const PlanRequest& request,
                     const StepWork& work, const PlannedLayout& best) {
-  if (!arguments.chakra.empty()) write_chakra(arguments, request, work, best);
+  if (!arguments.chakra.empty()) write_chakra(out, arguments, request, work, best);
   if (arguments.html.empty() && arguments.trace.empty()) return;
   const SimulatedPlans plans =
       simulate_plans(best.settings, request.space.num_ranks, work, kMicroBatches);
@@ -293,11 +292,11 @@ void write_drawings(const PlanArguments& arguments, const PlanRequest& request,
                         .speeds = simulate_what_if(best.settings, request.space.num_ranks,
                                                    request.hardware, work.options())});
     replace_file(arguments.html, page);
-    std::cout << arguments.html << "\n";
+    out << arguments.html << "\n";
   }
   if (!arguments.trace.empty()) {
     replace_file(arguments.trace, make_plan_trace(plans));
-    std::cout << arguments.trace << "\n";
+    out << arguments.trace << "\n";
   }
 }
 
@@ -351,7 +350,7 @@ double simulate_even(const PlannedLayout& layout, const PlanRequest& request, co
 
 }  // namespace
 
-int run_plan(const PlanArguments& arguments) {
+int run_plan(const PlanArguments& arguments, std::ostream& out) {
   require(arguments.chakra.empty() || arguments.gpus <= kMostTraces,
           "--chakra writes a file for each rank, at most {}, but --gpus is {}", kMostTraces,
           arguments.gpus);
@@ -363,25 +362,24 @@ int run_plan(const PlanArguments& arguments) {
   const double even_seconds = simulate_even(best, request, work, result.model_flops);
   const auto most = static_cast<size_t>(arguments.top);
   if (arguments.json) {
-    std::cout << to_json(result, request, most, even_seconds).dump(2) << "\n";
+    out << to_json(result, request, most, even_seconds).dump(2) << "\n";
   } else {
-    print_head();
+    print_head(out);
     for (size_t i = 0; i < std::min(most, result.layouts.size()); ++i)
-      print_row(i + 1, result.layouts[i], request.hardware);
-    print_best(best, request);
+      print_row(out, i + 1, result.layouts[i], request.hardware);
+    print_best(out, best, request);
     if (!work.options().slow_ranks.empty()) {
-      std::cout << fmt::format("with no rank slower than another: {}, {:.3g} times less\n",
-                               format_estimate(even_seconds), best.step.seconds / even_seconds);
+      out << fmt::format("with no rank slower than another: {}, {:.3g} times less\n",
+                         format_estimate(even_seconds), best.step.seconds / even_seconds);
     }
     for (size_t i = 1; i < std::min(most, result.layouts.size()); ++i)
-      std::cout << fmt::format("{:>3}  {}\n", i + 1,
-                               describe_lack(result.layouts[i].step, best.step));
+      out << fmt::format("{:>3}  {}\n", i + 1, describe_lack(result.layouts[i].step, best.step));
     if (!arguments.explain)
-      std::cout << fmt::format("{} configurations judged, {} refused\n", result.num_judged,
-                               result.num_refused);
+      out << fmt::format("{} configurations judged, {} refused\n", result.num_judged,
+                         result.num_refused);
   }
-  if (!arguments.write.empty()) write_toml(arguments, best);
-  write_drawings(arguments, request, work, best);
+  if (!arguments.write.empty()) write_toml(out, arguments, best);
+  write_drawings(out, arguments, request, work, best);
   return 0;
 }
 

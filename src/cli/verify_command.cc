@@ -1,4 +1,3 @@
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -71,12 +70,13 @@ Json to_json(const StaticVerification& verification) {
           {"seconds", verification.seconds},           {"stages", std::move(stages)}};
 }
 
-int run_static(const Settings& settings, int64_t ranks, const VerifyArguments& arguments) {
+int run_static(const Settings& settings, int64_t ranks, const VerifyArguments& arguments,
+               std::ostream& out) {
   const StaticVerification verification = verify_static(settings, ranks);
   if (arguments.json) {
-    std::cout << to_json(verification).dump(2) << "\n";
+    out << to_json(verification).dump(2) << "\n";
   } else {
-    std::cout << describe(verification, arguments.all);
+    out << describe(verification, arguments.all);
   }
   return verification.agrees() ? 0 : 1;
 }
@@ -95,7 +95,7 @@ void check_reference(Settings settings) {
 
 }  // namespace
 
-int run_verify(const VerifyArguments& arguments) {
+int run_verify(const VerifyArguments& arguments, std::ostream& out) {
   Settings settings;
   ConfigSchema schema = make_schema(settings);
   load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
@@ -106,7 +106,7 @@ int run_verify(const VerifyArguments& arguments) {
   apply_schedule(settings, ranks);
   if (arguments.proof) {
     validate(settings.model);
-    return run_static(settings, ranks, arguments);
+    return run_static(settings, ranks, arguments, out);
   }
   constexpr int64_t kMostSteps = 1000;
   require(arguments.steps <= kMostSteps, "--steps is {}; at most {} are compared", arguments.steps,
@@ -120,9 +120,9 @@ int run_verify(const VerifyArguments& arguments) {
                                                    .steps = arguments.steps,
                                                    .tolerance = arguments.tolerance});
   if (arguments.json) {
-    std::cout << to_json(verification).dump(2) << "\n";
+    out << to_json(verification).dump(2) << "\n";
   } else {
-    std::cout << describe(verification, arguments.all);
+    out << describe(verification, arguments.all);
   }
   return verification.agrees() ? 0 : 1;
 }
