@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train/setup/settings.h"
+
+namespace tessera::python {
+
+/// Where settings come from; later ones win.
+struct ConfigSources {
+  std::string file;  ///< TOML; empty: none
+  std::string text;  ///< TOML, in place of a file; empty: none
+  /// Keys with values as on the command line.
+  std::vector<std::pair<std::string, std::string>> overrides;
+};
+
+/// Settings and the description of them, as they were resolved. Never changed after it was made.
+class ConfigBox {
+ public:
+  explicit ConfigBox(const ConfigSources& sources);
+  ConfigBox(const ConfigBox&) = delete;
+  ConfigBox& operator=(const ConfigBox&) = delete;
+
+  const Settings& settings() const { return settings_; }
+  const ConfigSchema& schema() const { return schema_; }
+  const ConfigSources& sources() const { return sources_; }
+
+ private:
+  ConfigSources sources_;
+  Settings settings_;
+  ConfigSchema schema_;
+};
+
+}  // namespace tessera::python

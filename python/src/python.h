@@ -1,0 +1,59 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "core/process/signal_mask.h"
+#include "core/tensor.h"
+
+namespace tessera::python {
+
+namespace nb = nanobind;
+
+/// A setting that was refused: tessera.ConfigError.
+class ConfigError : public UserError {
+ public:
+  using UserError::UserError;
+};
+
+/// Calls what reads settings: what it refuses are settings.
+template <typename Work>
+auto read_settings(const Work& work) {
+  try {
+    return work();
+  } catch (const UserError& error) {
+    throw ConfigError(error.what());
+  }
+}
+
+/// Calls what computes, for as long as it takes: other threads of Python run meanwhile, those that
+/// use the same object wait, and signals come when it is done (see SignalMask).
+template <typename Work>
+auto compute(std::mutex& mutex, const Work& work) {
+  const nb::gil_scoped_release released;
+  const std::scoped_lock lock(mutex);
+  const SignalMask masked;
+  return work();
+}
+
+/// What speaks DLPack, of any type and on any device.
+using SharedArray = nb::ndarray<nb::array_api>;
+
+/// An array that lies where the tensor does, and keeps `owner` alive.
+SharedArray share(const Tensor& tensor, nb::handle owner);
+
+/// Each adds its classes and functions to the module.
+void add_errors(nb::module_& module);
+void add_config(nb::module_& module);
+void add_model(nb::module_& module);
+void add_trainer(nb::module_& module);
+void add_checkpoint(nb::module_& module);
+void add_data(nb::module_& module);
+void add_commands(nb::module_& module);
+
+}  // namespace tessera::python
