@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs with apt what building Tessera needs, and where there is nvcc fetches the headers of cuDNN's frontend from
-# PyPI into .deps; does nothing when all is there. `--ci` adds the checkers, and `--fuzz` the compiler of the fuzzers.
+# PyPI into .deps; does nothing when all is there. `--ci` adds the checkers and, in .deps/python, what the Python module is
+# built and tested with; `--fuzz` adds the compiler of the fuzzers.
 # `--demo` installs what scripts/demo.sh needs on CPU cores, its text included: less, without MPI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,8 +27,35 @@ fetch_frontend() {
   rm -rf "$folder"
 }
 
+# Versions are named so that a build is the same tomorrow. Without them the Python module and its tests are left out.
+python_packages=(nanobind==3.1.0 scikit-build-core==1.1.2 numpy pytest==9.2.0 pyarrow)
+
+make_python() {
+  [[ -e .deps/python/complete ]] && return
+  echo "fetching ${python_packages[*]}"
+  rm -rf .deps/python
+  if python3 -m venv .deps/python &&
+      .deps/python/bin/python -m pip install -q --disable-pip-version-check "${python_packages[@]}"; then
+    touch .deps/python/complete
+  else
+    rm -rf .deps/python
+    echo "bootstrap: packages from PyPI could not be fetched; the Python module is left out" >&2
+  fi
+}
+
 has_nvcc() {
   command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]
+}
+
+install_missing() {
+  local as_root=()
+  if [[ $(id -u) -ne 0 ]]; then
+    command -v sudo >/dev/null || { echo "bootstrap: run as root, or install sudo: ${missing[*]} are missing" >&2; exit 2; }
+    as_root=(sudo)
+  fi
+  echo "installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
 option="${1:-}"
@@ -38,7 +66,7 @@ packages=(build-essential cmake ninja-build ccache mold libdnnl-dev libtomlplusp
           libsentencepiece-dev libhwloc-dev libcpp-httplib-dev libgtest-dev libgmock-dev)
 case "$option" in
   --demo) packages+=(bible-kjv) ;;
-  --ci) packages+=(libopenmpi-dev openmpi-bin clang-format clang-tidy) ;;
+  --ci) packages+=(libopenmpi-dev openmpi-bin clang-format clang-tidy python3-dev python3-venv) ;;
   --fuzz) packages+=(libopenmpi-dev openmpi-bin clang libclang-rt-dev) ;;
   *) packages+=(libopenmpi-dev openmpi-bin) ;;
 esac
@@ -47,13 +75,6 @@ missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
 done
-[[ ${#missing[@]} -eq 0 ]] && exit 0
 
-as_root=()
-if [[ $(id -u) -ne 0 ]]; then
-  command -v sudo >/dev/null || { echo "bootstrap: run as root, or install sudo: ${missing[*]} are missing" >&2; exit 2; }
-  as_root=(sudo)
-fi
-echo "installing ${missing[*]}"
-"${as_root[@]}" apt-get update -qq
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+[[ ${#missing[@]} -eq 0 ]] || install_missing
+[[ "$option" != "--ci" ]] || make_python
