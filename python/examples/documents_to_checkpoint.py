@@ -6,6 +6,7 @@ The documents could as well be tessera.data.read_parquet("part.parquet") or
 tessera.data.read_dataset(datasets.load_dataset(..., streaming=True)): they are taken one at a time.
 """
 import argparse
+import shutil
 
 import tessera
 
@@ -25,11 +26,12 @@ def main() -> None:
     count = tessera.data.write_tokens("documents", documents(50 if quick else 2000), tokenizer=tokenizer)
     print(f"{count} tokens in documents.bin")
 
+    shutil.rmtree("runs/documents", ignore_errors=True)  # otherwise the run would be continued
     config = tessera.Config("tiny", {
         "data": {"tokens": "documents", "sequence_length": 64, "split_documents": True},
         "train": {"steps": 5 if quick else 200, "global_batch": 16},
         "optim.warmup_steps": 2,
-        "run": {"folder": "runs/documents", "resume": "never"},
+        "run.folder": "runs/documents",
     })
     proof = tessera.verify(config.replace({"parallel.ep": 2}), static=True)
     print(f"the layout of 2 ranks is {'proven' if proof else 'wrong'}")

@@ -4,6 +4,7 @@ Only the digits behind "=" are predicted: labels[b, t] is the token that follows
 out. Afterwards the weights are looked at as NumPy arrays, which share the trainer's memory.
 """
 import argparse
+import shutil
 
 import numpy
 
@@ -38,11 +39,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="A few steps only")
     steps = 20 if parser.parse_args().quick else 600
 
+    shutil.rmtree("runs/sums", ignore_errors=True)  # otherwise the run would be continued
     config = tessera.Config("tiny", {
         "data.sequence_length": LENGTH,
         "train": {"steps": steps, "global_batch": 16, "micro_batch": 16},
         "optim": {"learning_rate": 3e-3, "warmup_steps": 10},
-        "run": {"folder": "runs/sums", "resume": "never"},
+        "run.folder": "runs/sums",
     })
     random = numpy.random.default_rng(1)
     with tessera.Trainer(config) as trainer:
