@@ -4,6 +4,7 @@
 #include <httplib.h>
 #include <netdb.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -27,6 +28,7 @@ constexpr const char* kCompletions = "/v1/completions";
 constexpr const char* kChatCompletions = "/v1/chat/completions";
 constexpr const char* kModels = "/v1/models";
 constexpr const char* kHealth = "/health";
+constexpr int64_t kMostThreads = 1024;      // connections beyond them wait
 constexpr Milliseconds kLookInterval{200};  ///< how often a waiting answer looks for its client
 
 struct AddressListDeleter {
@@ -203,7 +205,8 @@ struct CompletionServer::Impl {
     http.set_read_timeout(options.client_seconds);
     http.set_write_timeout(options.client_seconds);
     // A connection more than texts can be at work finds a thread to be told so.
-    const auto threads = static_cast<size_t>(rules.max_choices + options.max_waiting + 16);
+    const int64_t wanted = rules.max_choices + options.max_waiting + 16;
+    const auto threads = static_cast<size_t>(std::min(wanted, kMostThreads));
     http.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
   }
 

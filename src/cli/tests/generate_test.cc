@@ -1,4 +1,5 @@
 #include <cmath>
+#include <sstream>
 
 #include "cli/tests/cli_testing.h"
 #include "runtime/cuda/cuda_backend.h"
@@ -64,6 +65,49 @@ TEST_F(CliGenerate, TemperatureZeroIsGreedy) {
             greedy["text"]);
   EXPECT_EQ(generate({"--prompt", "the ", "--max-tokens", "20", "--top-p", "1e-9"})["text"],
             greedy["text"]);
+}
+
+TEST_F(CliGenerate, SeveralTextsAreThoseOneByOne) {
+  write_all(path("prompts.jsonl"), "\"the \"\n\n{\"prompt\": \"a old king and\"}\n\"\"\n");
+  const auto lines = [this](const Arguments& options) {
+    Arguments all = {
+        "generate",   path("run"),    "--device", "cpu",    "--prompts", path("prompts.jsonl"),
+        "--logprobs", "--max-tokens", "25",       "--seed", "3"};
+    all.insert(all.end(), options.begin(), options.end());
+    std::vector<Json> texts;
+    std::istringstream out(succeed(all).out);
+    for (std::string line; std::getline(out, line);) texts.push_back(Json::parse(line));
+    return texts;
+  };
+  const std::vector<Json> texts = lines({"--samples", "3"});
+  ASSERT_EQ(texts.size(), 9);
+  EXPECT_EQ(lines({"--samples", "3", "--max-sequences", "1"}), texts);
+  EXPECT_EQ(lines({"--samples", "3", "--max-sequences", "4"}), texts);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const Json& text = texts[i];
+    EXPECT_EQ(text["prompt_idx"], i / 3);
+    EXPECT_EQ(text["sample"], i % 3);
+    const Json alone = generate({"--prompt", text["prompt"], "--device", "cpu", "--max-tokens",
+                                 "25", "--seed", std::to_string(text["seed"].get<int>())});
+    EXPECT_EQ(text["text"], alone["text"]);
+    ASSERT_EQ(text["tokens"].size(), alone["tokens"].size());
+    for (size_t j = 0; j < text["tokens"].size(); ++j)
+      EXPECT_NEAR(text["tokens"][j]["logprob"].get<double>(),
+                  alone["tokens"][j]["logprob"].get<double>(), 1e-4);
+  }
+}
+
+TEST_F(CliGenerate, PromptsThatAreNoneAreRefused) {
+  const auto refuse = [this](const std::string& text, const std::string& what) {
+    write_all(path("prompts.jsonl"), text);
+    expect_refused({"generate", path("run"), "--device", "cpu", "--prompts", path("prompts.jsonl")},
+                   {"prompts.jsonl", what});
+  };
+  refuse("\"a\"\n{\"prompt\"", "line 2");
+  refuse("5", "expected a string");
+  refuse("{\"prompt\": \"a\", \"seed\": 3}", "expected a string");
+  refuse("\n\n", "no prompt");
+  expect_refused({"generate", path("run"), "--prompts", path("none.jsonl")}, {"none.jsonl"});
 }
 
 TEST_F(CliGenerate, TheDeviceIsChosen) {
