@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <httplib.h>
 #include <netdb.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
@@ -197,9 +198,13 @@ struct CompletionServer::Impl {
   std::atomic<int64_t> num_answers{0};
   std::atomic<bool> draining{false};
   int64_t port = 0;
+  int listening = -1;  ///< the socket, of the last address that was tried
 
   void set_limits() {
-    http.set_socket_options(set_socket_options);
+    http.set_socket_options([this](int socket) {
+      set_socket_options(socket);
+      listening = socket;
+    });
     http.set_tcp_nodelay(true);
     http.set_payload_max_length(static_cast<size_t>(options.max_body));
     http.set_read_timeout(options.client_seconds);
@@ -287,6 +292,8 @@ struct CompletionServer::Impl {
     const int error = errno;
     require(port > 0, "the server cannot listen on {}, port {}: {}; give another --port (0: any)",
             options.host, options.port, error == 0 ? "refused" : std::strerror(error));
+    // httplib lets five connections wait to be accepted, and more are lost when many come at once.
+    ::listen(listening, SOMAXCONN);
   }
 };
 
