@@ -2,8 +2,10 @@
 
 #include "ops/attention/attention_operands.h"
 #include "ops/attention_sink/attention_sink.h"
+#include "ops/gated_delta/gated_delta.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/ring_attention/ring_attention.h"
+#include "ops/short_conv/short_conv.h"
 #include "sharding/rule_table.h"
 
 namespace tessera::shard_rules {
@@ -34,6 +36,18 @@ void check_queries(const AxisCall& call, const ShardState& q) {
   if (q.is(Kind::kPartial)) fault("queries are partial sums");
   if (q == ShardState::sharded(0) && !may_cut_tokens(call))
     fault("queries do not see the tokens that other ranks have of their sequence");
+}
+
+/// `follow` where tokens read those before them in their sequences.
+ShardStatesOf follow_sequences(const AxisCall& call, int bounds, std::string_view rule) {
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
+  if (call.axis != RankAxis::kDp && call.inputs[0] == ShardState::sharded(0))
+    fault("tokens do not see those that other ranks have of their sequence");
+  if (call.inputs[bounds].is_cut() || call.inputs[bounds].is(Kind::kPartial))
+    fault("the sequences' bounds are not whole");
+  std::vector<ShardState> inputs(call.inputs.begin(), call.inputs.end());
+  inputs.erase(inputs.begin() + bounds);
+  return follow(call, rule, inputs);
 }
 
 /// The sinks that a rank reads of them all are those of its own heads.
@@ -109,6 +123,21 @@ ShardStatesOf attention_sink_backward(const AxisCall& call) {
   // A rank adds nothing to the sinks of the others' heads.
   if (own && grads) (*grads)[Op::kGradSinks] = ShardState::partial();
   return grads;
+}
+
+ShardStatesOf short_conv(const AxisCall& call) {
+  const bool forward = call.inputs.size() == 3;
+  return follow_sequences(call, ShortConv::kCuSeqlens,
+                          forward ? "x:tn w:nK -> y:tn" : "x:tn w:nK g:tn -> dx:tn=g dw:nK=g");
+}
+
+/// Value heads go with the key heads that they read.
+ShardStatesOf gated_delta(const AxisCall& call) {
+  const bool forward = call.inputs.size() == 6;
+  return follow_sequences(
+      call, GatedDelta::kCuSeqlens,
+      forward ? "q:tn k:tn v:tn g:tn b:tn -> o:tn"
+              : "q:tn k:tn v:tn g:tn b:tn o:tn -> dq:tn=o dk:tn=o dv:tn=o dg:tn=o db:tn=o");
 }
 
 }  // namespace tessera::shard_rules

@@ -136,6 +136,20 @@ ShardStatesOf rope(const AxisCall& call) {
                 call.inputs.size() == 3 ? "x:tn z:tm p:t -> y:tn=x w:tm=z" : "x:tn p:t -> y:tn=x");
 }
 
+/// Whether each element has a gate, not each row.
+bool gates_elements(const AxisCall& call) {
+  return call.types[1].shape == call.types[0].shape;
+}
+
+ShardStatesOf sigmoid_gate(const AxisCall& call) {
+  return follow(call, gates_elements(call) ? "y:tn l:tn -> z:tn=y" : "y:tH l:tO -> z:tH=y");
+}
+
+ShardStatesOf sigmoid_gate_backward(const AxisCall& call) {
+  return follow(call, gates_elements(call) ? "y:tn l:tn g:tn -> dy:tn=g dl:tn=g"
+                                           : "y:tH l:tO g:tH -> dy:tH=g dl:tO=g");
+}
+
 ShardStatesOf router_backward(const AxisCall& call) {
   using Backward = RouterBackward;
   const auto& op = dynamic_cast<const Backward&>(call.op);
@@ -217,11 +231,20 @@ const std::map<std::string_view, Rule>& rules() {
       {"ring_attention", attention},
       {"max_logits", max_logits},
       {"ring_attention_backward", attention_backward},
+      // Gated delta rule.
+      {"short_conv", short_conv},
+      {"short_conv_backward", short_conv},
+      {"delta_gates", "a:tn b:tn l:n u:n -> g:tn e:tn"},
+      {"delta_gates_backward", "a:tn b:tn l:n u:n g:tn e:tn -> da:tn=g db:tn=e dl:n=g du:n=g"},
+      {"gated_delta", gated_delta},
+      {"gated_delta_backward", gated_delta},
+      {"gated_norm", "x:tn z:tn w:D -> y:tn"},
+      {"gated_norm_backward", "x:tn z:tn w:D g:tn -> dx:tn=g dz:tn=g dw:D=g"},
       // MLPs and experts.
       {"activation", "x:tf -> y:tf"},
       {"activation_backward", "x:tf g:tf -> dx:tf=g"},
-      {"sigmoid_gate", "y:tH l:tO -> z:tH=y"},
-      {"sigmoid_gate_backward", "y:tH l:tO g:tH -> dy:tH=g dl:tO=g"},
+      {"sigmoid_gate", sigmoid_gate},
+      {"sigmoid_gate_backward", sigmoid_gate_backward},
       {"router", "x:tH w:EH b:E e:E s:n -> p:tk i:tk l:tE c~:E b: z~: m~:E"},
       {"router_backward", router_backward},
       {"balance_statistics", "l:tE i:tk s:t -> c~:gE q~:gE"},

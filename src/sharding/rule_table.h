@@ -51,4 +51,8 @@ ShardStatesOf max_logits(const AxisCall& call);
 ShardStatesOf attention_sink(const AxisCall& call);
 ShardStatesOf attention_sink_backward(const AxisCall& call);
 
+// Gated delta rule.
+ShardStatesOf short_conv(const AxisCall& call);
+ShardStatesOf gated_delta(const AxisCall& call);
+
 }  // namespace tessera::shard_rules

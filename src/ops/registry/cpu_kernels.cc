@@ -11,6 +11,7 @@
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/collective/collective.h"
+#include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
@@ -18,6 +19,8 @@
 #include "ops/expert_activation/activated_product.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/expert_bias/expert_bias.h"
+#include "ops/gated_delta/gated_delta.h"
+#include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/latent_heads/latent_heads.h"
@@ -43,6 +46,7 @@
 #include "ops/scale_rows/scale_rows.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
+#include "ops/short_conv/short_conv.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -64,12 +68,15 @@ KernelTable make_cpu_kernels() {
   add_block_sparse_cpu(table);
   add_cache_append_cpu(table);
   add_collective_cpu(table);
+  add_delta_gates_cpu(table);
   add_dequantize_cpu(table);
   add_destinations_cpu(table);
   add_dispatch_plan_cpu(table);
   add_embedding_cpu(table);
   add_expert_activation_cpu(table);
   add_expert_bias_cpu(table);
+  add_gated_delta_cpu(table);
+  add_gated_norm_cpu(table);
   add_grad_norm_cpu(table);
   add_grouped_matmul_cpu(table);
   add_latent_heads_cpu(table);
@@ -95,6 +102,7 @@ KernelTable make_cpu_kernels() {
   add_scaled_grouped_wgrad_cpu(table);
   add_scale_cpu(table);
   add_scale_rows_cpu(table);
+  add_short_conv_cpu(table);
   add_sigmoid_gate_cpu(table);
   add_slot_experts_cpu(table);
   add_spread_norm_cpu(table);

@@ -6,8 +6,10 @@ namespace {
 void check_gate(const Operator& op, const ValueType& y, const ValueType& logit) {
   check_shape(op, y.shape.rank() == 2 && logit.shape.rank() == 2,
               "takes y [T,H] and logit [T,1], got {} and {}", y.to_string(), logit.to_string());
-  check_shape(op, logit.shape[0] == y.shape[0] && logit.shape[1] == 1 && logit.dtype == y.dtype,
-              "logit is {}, expected one per row of y {}", logit.to_string(), y.to_string());
+  const bool fits = logit.shape[1] == 1 || logit.shape[1] == y.shape[1];
+  check_shape(op, logit.shape[0] == y.shape[0] && fits && logit.dtype == y.dtype,
+              "logit is {}, expected one per row or element of y {}", logit.to_string(),
+              y.to_string());
   check_shape(op, is_storage(y.dtype), "y is {}, expected f32 or bf16", dtype_name(y.dtype));
 }
 

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// y · sigmoid(logit) row by row: the gate of a shared expert (Qwen2-MoE).
-/// (y A [T,H], logit A [T,1]) -> A [T,H].
+/// y · sigmoid(logit), row by row, the gate of a shared expert (Qwen2-MoE), or element by element,
+/// that of attention (Qwen3-Next). (y A [T,H], logit A [T,1] or A [T,H]) -> A [T,H].
 class SigmoidGate final : public Operator {
  public:
   static constexpr std::string_view kName = "sigmoid_gate";
@@ -16,7 +16,7 @@ class SigmoidGate final : public Operator {
   void differentiate(GradientBuilder& builder) const override;
 };
 
-/// (y, logit, grad_out A [T,H]) -> (grad_y A [T,H], grad_logit A [T,1]).
+/// (y, logit, grad_out A [T,H]) -> (grad_y A [T,H], grad_logit as logit).
 class SigmoidGateBackward final : public Operator {
  public:
   static constexpr std::string_view kName = "sigmoid_gate_backward";

@@ -53,12 +53,67 @@ void gate_rows_backward(const Args<SigmoidGateBackward>& args) {
   }
 }
 
+template <typename T>
+void gate_elements(const Args<SigmoidGate>& args) {
+  using Op = SigmoidGate;
+  const Tensor& x = args.in(Op::kX);
+  const T* y = x.as<T>();
+  const T* logit = args.in(Op::kLogit).as<T>();
+  T* out = args.out(Op::kY).as<T>();
+  const int64_t width = x.shape.last();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < x.shape[0]; ++row) {
+    const int64_t at = row * width;
+    simd::for_each_vector(width, [&](int64_t i, auto lanes) {
+      const simd::Vec gate = simd::sigmoid(simd::load(logit + at + i, lanes));
+      simd::store(out + at + i, simd::load(y + at + i, lanes) * gate, lanes);
+    });
+  }
+}
+
+template <typename T>
+void gate_elements_backward(const Args<SigmoidGateBackward>& args) {
+  using Op = SigmoidGateBackward;
+  const Tensor& x = args.in(Op::kX);
+  const T* y = x.as<T>();
+  const T* logit = args.in(Op::kLogit).as<T>();
+  const T* grad = args.in(Op::kGrad).as<T>();
+  T* grad_y = args.out(Op::kGradX).as<T>();
+  T* grad_logit = args.out(Op::kGradLogit).as<T>();
+  const int64_t width = x.shape.last();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < x.shape[0]; ++row) {
+    const int64_t at = row * width;
+    simd::for_each_vector(width, [&](int64_t i, auto lanes) {
+      const simd::Vec gate = simd::sigmoid(simd::load(logit + at + i, lanes));
+      const simd::Vec of_gated = simd::load(grad + at + i, lanes) * gate;
+      const simd::Vec value = simd::load(y + at + i, lanes);
+      simd::store(grad_y + at + i, of_gated, lanes);
+      simd::store(grad_logit + at + i, of_gated * value * (1.0F - gate), lanes);
+    });
+  }
+}
+
+/// Whether each element has a gate; rows of one element are gated as rows.
+bool gates_elements(const Tensor& logit) {
+  return logit.shape[1] != 1;
+}
+
 void sigmoid_gate_kernel(const SigmoidGate& /*op*/, const Args<SigmoidGate>& args) {
+  if (gates_elements(args.in(SigmoidGate::kLogit))) {
+    return args.out(SigmoidGate::kY).dtype == DType::kF32 ? gate_elements<float>(args)
+                                                          : gate_elements<Bf16>(args);
+  }
   args.out(SigmoidGate::kY).dtype == DType::kF32 ? gate_rows<float>(args) : gate_rows<Bf16>(args);
 }
 
 void sigmoid_gate_backward_kernel(const SigmoidGateBackward& /*op*/,
                                   const Args<SigmoidGateBackward>& args) {
+  if (gates_elements(args.in(SigmoidGateBackward::kLogit))) {
+    return args.out(SigmoidGateBackward::kGradX).dtype == DType::kF32
+               ? gate_elements_backward<float>(args)
+               : gate_elements_backward<Bf16>(args);
+  }
   args.out(SigmoidGateBackward::kGradX).dtype == DType::kF32 ? gate_rows_backward<float>(args)
                                                              : gate_rows_backward<Bf16>(args);
 }

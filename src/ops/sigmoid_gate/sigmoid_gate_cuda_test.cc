@@ -22,6 +22,20 @@ TEST_F(SigmoidGateCuda, Shapes) {
   }
 }
 
+TEST_F(SigmoidGateCuda, GatesElements) {
+  for (const int64_t rows : {0, 1, 100}) {
+    for (const int64_t width : {2, 33, 264}) {
+      SCOPED_TRACE(fmt::format("{} x {}", rows, width));
+      testing::check_operator_on_gpu(
+          make_sigmoid_gate(),
+          [&](DType dtype) -> testing::OperatorInputs {
+            return {{"x_y", "x_logit"}, {{dtype, {rows, width}}, {dtype, {rows, width}}}};
+          },
+          {0}, cpu(), gpu(), {.tolerance_f32 = 1e-4});
+    }
+  }
+}
+
 TEST_F(SigmoidGateCuda, TinyShape) {
   testing::check_operator_on_gpu(
       make_sigmoid_gate(),

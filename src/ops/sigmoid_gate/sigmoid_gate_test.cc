@@ -56,6 +56,25 @@ INSTANTIATE_TEST_SUITE_P(All, SigmoidGateShapes,
                          ::testing::Values(std::pair{0, 5}, std::pair{1, 1}, std::pair{3, 17},
                                            std::pair{9, 64}));
 
+TEST_P(SigmoidGateShapes, GatesElements) {
+  const auto [rows, width] = GetParam();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    auto inputs = make_inputs(dtype, rows, width, 7);
+    Random random(8, 0);
+    inputs[1].tensor = random_tensor(dtype, {rows, width}, random);
+    const auto out = testing::run_operator(SigmoidGate(), kernels(), inputs);
+    const auto y = testing::to_doubles(inputs[0].tensor);
+    const auto logit = testing::to_doubles(inputs[1].tensor);
+    const auto actual = testing::to_doubles(out[0]);
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double expected = y[i] / (1 + std::exp(-logit[i]));
+      EXPECT_NEAR(actual[i], expected,
+                  (dtype == DType::kF32 ? 1e-6 : 4e-3) * (1 + std::abs(expected)));
+    }
+    if (dtype == DType::kF32) testing::check_gradients(make_sigmoid_gate(), kernels(), inputs);
+  }
+}
+
 TEST(SigmoidGate, RefusesALogitOfAnotherShape) {
   const std::vector<ValueType> types = {{DType::kF32, {4, 8}}, {DType::kF32, {3, 1}}};
   EXPECT_THROW(SigmoidGate().infer(types), UserError);

@@ -1,0 +1,70 @@
+#include "ops/short_conv/short_conv.h"
+
+#include "ops/storage.h"
+
+namespace tessera {
+namespace {
+
+void check_conv(const Operator& op, std::span<const ValueType> inputs, size_t count) {
+  check_shape(op, inputs.size() == count, "takes {} inputs, got {}", count, inputs.size());
+  const ValueType& x = inputs[ShortConv::kX];
+  const ValueType& weight = inputs[ShortConv::kWeight];
+  const ValueType& bounds = inputs[ShortConv::kCuSeqlens];
+  check_shape(op, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim < 0,
+              "x is {}, expected f32 or bf16 [T,C]", x.to_string());
+  check_shape(op,
+              weight.dtype == DType::kF32 && weight.shape.rank() == 2 &&
+                  weight.shape[0] == x.shape[1] && weight.shape[1] > 0 &&
+                  weight.shape[1] <= ShortConv::kMaxTaps,
+              "the weight is {}, expected f32 [{}, 1 to {}]", weight.to_string(), x.shape[1],
+              ShortConv::kMaxTaps);
+  check_shape(op, bounds.dtype == DType::kI32 && bounds.shape.rank() == 1 && bounds.shape[0] > 0,
+              "cu_seqlens is {}, expected i32 [num_seqs + 1]", bounds.to_string());
+}
+
+double product_flops(std::span<const ValueType> inputs) {
+  return 2.0 * static_cast<double>(inputs[ShortConv::kX].shape.num_elements()) *
+         static_cast<double>(inputs[ShortConv::kWeight].shape[1]);
+}
+
+}  // namespace
+
+std::vector<ValueType> ShortConv::infer(std::span<const ValueType> inputs) const {
+  check_conv(*this, inputs, 3);
+  return {inputs[kX]};
+}
+
+Cost ShortConv::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = product_flops(inputs);
+  return cost;
+}
+
+void ShortConv::differentiate(GradientBuilder& builder) const {
+  const auto grad = builder.grad_output(kY);
+  if (!grad) return;
+  const auto grads = builder.emit(
+      std::make_shared<ShortConvBackward>(),
+      {builder.input(kX), builder.input(kWeight), builder.input(kCuSeqlens), *grad}, {kWeight});
+  if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[ShortConvBackward::kGradX]);
+}
+
+std::vector<ValueType> ShortConvBackward::infer(std::span<const ValueType> inputs) const {
+  check_conv(*this, inputs, 4);
+  check_shape(*this, inputs[kGrad] == inputs[kX], "the gradient is {}, expected {}",
+              inputs[kGrad].to_string(), inputs[kX].to_string());
+  return {inputs[kX], inputs[kWeight]};
+}
+
+Cost ShortConvBackward::cost(std::span<const ValueType> inputs,
+                             std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = 2.0 * product_flops(inputs);
+  return cost;
+}
+
+OperatorPtr make_short_conv() {
+  return std::make_shared<ShortConv>();
+}
+
+}  // namespace tessera

@@ -1,0 +1,153 @@
+#include <algorithm>
+
+#include "ops/cpu_dispatch.h"
+#include "ops/sequence_bounds.h"
+#include "ops/short_conv/short_conv.h"
+#include "ops/simd.h"
+#include "ops/storage.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kChannels = 64;
+constexpr int64_t kMaxTaps = ShortConv::kMaxTaps;
+
+/// Some channels of all tokens, the work of one thread at a time.
+template <typename T>
+struct ChannelBlock {
+  const T* x;  // of the block's first channel
+  int64_t stride;
+  int64_t count;
+  int64_t taps;
+  float weights[kMaxTaps][kChannels];  // turned: neighbours are channels
+
+  ChannelBlock(const Tensor& from, const Tensor& weight, int64_t first)
+      : x(from.as<T>() + first),
+        stride(from.shape[1]),
+        count(std::min(kChannels, stride - first)),
+        taps(weight.shape[1]) {
+    const float* w = weight.as<float>() + first * taps;
+    for (int64_t i = 0; i < taps; ++i) {
+      for (int64_t c = 0; c < count; ++c) weights[i][c] = w[c * taps + i];
+    }
+  }
+
+  /// The token that tap i of token t reads; below `begin` where there is none.
+  int64_t token_of(int64_t t, int64_t i) const { return t - taps + 1 + i; }
+  int64_t first_tap(int64_t t, int64_t begin) const {
+    return std::max<int64_t>(0, begin - token_of(t, 0));
+  }
+
+  template <typename Lanes>
+  simd::Vec sum_at(int64_t t, int64_t begin, int64_t c, Lanes lanes) const {
+    simd::Vec sum{};
+    for (int64_t i = first_tap(t, begin); i < taps; ++i) {
+      sum += simd::load(weights[i] + c, lanes) * simd::load(x + token_of(t, i) * stride + c, lanes);
+    }
+    return sum;
+  }
+};
+
+int64_t num_blocks(const Tensor& x) {
+  return (x.shape[1] + kChannels - 1) / kChannels;
+}
+
+template <typename T>
+void convolve(const Args<ShortConv>& args, std::span<const int32_t> bounds) {
+  const Tensor& x = args.in(ShortConv::kX);
+  T* out = args.out(ShortConv::kY).as<T>();
+  const int64_t blocks = num_blocks(x);
+#pragma omp parallel for schedule(static)
+  for (int64_t b = 0; b < blocks; ++b) {
+    const ChannelBlock<T> block(x, args.in(ShortConv::kWeight), b * kChannels);
+    for (size_t s = 0; s + 1 < bounds.size(); ++s) {
+      for (int64_t t = bounds[s]; t < bounds[s + 1]; ++t) {
+        T* y = out + t * block.stride + b * kChannels;
+        simd::for_each_vector(block.count, [&](int64_t c, auto lanes) {
+          const simd::Vec sum = block.sum_at(t, bounds[s], c, lanes);
+          simd::store(y + c, sum * simd::sigmoid(sum), lanes);
+        });
+      }
+    }
+  }
+}
+
+/// Gradients of the sums of the last tokens and of the weights, of one block.
+struct BlockGrads {
+  float sums[kMaxTaps][kChannels];  // of token t in row t mod taps
+  float weights[kMaxTaps][kChannels] = {};
+};
+
+/// Of token t in [begin, end), of which those behind it were seen.
+template <typename T>
+void convolve_backward_at(const ChannelBlock<T>& block, int64_t t, int64_t begin, int64_t end,
+                          const T* grad, T* grad_x, BlockGrads& grads) {
+  const int64_t taps = block.taps;
+  float* own = grads.sums[t % taps];
+  simd::for_each_vector(block.count, [&](int64_t c, auto lanes) {
+    const simd::Vec sum = block.sum_at(t, begin, c, lanes);
+    const simd::Vec gate = simd::sigmoid(sum);
+    const simd::Vec g =
+        simd::load(grad + t * block.stride + c, lanes) * (gate * (1.0F + sum * (1.0F - gate)));
+    simd::store(own + c, g, lanes);
+    for (int64_t i = block.first_tap(t, begin); i < taps; ++i) {
+      const simd::Vec x = simd::load(block.x + block.token_of(t, i) * block.stride + c, lanes);
+      simd::store(grads.weights[i] + c, simd::load(grads.weights[i] + c, lanes) + g * x, lanes);
+    }
+    simd::Vec total{};
+    for (int64_t i = 0; i < taps; ++i) {
+      const int64_t reader = t + taps - 1 - i;
+      if (reader >= end) continue;
+      total += simd::load(block.weights[i] + c, lanes) *
+               simd::load(grads.sums[reader % taps] + c, lanes);
+    }
+    simd::store(grad_x + t * block.stride + c, total, lanes);
+  });
+}
+
+template <typename T>
+void convolve_backward(const Args<ShortConvBackward>& args, std::span<const int32_t> bounds) {
+  using Op = ShortConvBackward;
+  const Tensor& x = args.in(Op::kX);
+  const T* grad = args.in(Op::kGrad).as<T>();
+  T* grad_x = args.out(Op::kGradX).as<T>();
+  float* grad_weight = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
+  const int64_t blocks = num_blocks(x);
+#pragma omp parallel for schedule(static)
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t first = b * kChannels;
+    const ChannelBlock<T> block(x, args.in(Op::kWeight), first);
+    BlockGrads grads;
+    for (size_t s = 0; s + 1 < bounds.size(); ++s) {
+      for (int64_t t = bounds[s + 1] - 1; t >= bounds[s]; --t)
+        convolve_backward_at(block, t, bounds[s], bounds[s + 1], grad + first, grad_x + first,
+                             grads);
+    }
+    if (grad_weight == nullptr) continue;
+    for (int64_t c = 0; c < block.count; ++c) {
+      for (int64_t i = 0; i < block.taps; ++i)
+        grad_weight[(first + c) * block.taps + i] += grads.weights[i][c];
+    }
+  }
+}
+
+void short_conv(const ShortConv& op, const Args<ShortConv>& args) {
+  const Tensor& x = args.in(ShortConv::kX);
+  const auto bounds = read_sequence_bounds(op, args.in(ShortConv::kCuSeqlens), x.shape[0]);
+  with_storage(x.dtype, [&](auto storage) { convolve<decltype(storage)>(args, bounds); });
+}
+
+void short_conv_backward(const ShortConvBackward& op, const Args<ShortConvBackward>& args) {
+  const Tensor& x = args.in(ShortConvBackward::kX);
+  const auto bounds = read_sequence_bounds(op, args.in(ShortConvBackward::kCuSeqlens), x.shape[0]);
+  with_storage(x.dtype, [&](auto storage) { convolve_backward<decltype(storage)>(args, bounds); });
+}
+
+}  // namespace
+
+TESSERA_CPU_KERNELS(add_short_conv_cpu, table) {
+  add_kernel<ShortConv>(table, short_conv);
+  add_kernel<ShortConvBackward>(table, short_conv_backward);
+}
+
+}  // namespace tessera

@@ -1,0 +1,99 @@
+#include "ops/short_conv/short_conv.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::list_inputs;
+using testing::random_tensor;
+using testing::Role;
+using testing::TestInput;
+
+struct ConvCase {
+  int64_t channels = 1;
+  int64_t taps = 4;
+  std::vector<int32_t> bounds;
+};
+
+KernelTable kernels() {
+  KernelTable table;
+  add_short_conv_cpu(table);
+  return table;
+}
+
+std::vector<TestInput> make_inputs(const ConvCase& c, DType dtype) {
+  Random random(3, 0);
+  const int64_t tokens = c.bounds.back();
+  return list_inputs(
+      TestInput{random_tensor(dtype, {tokens, c.channels}, random), Role::kValue, "x"},
+      TestInput{random_tensor(DType::kF32, {c.channels, c.taps}, random), Role::kWeight, "w"},
+      TestInput{testing::tensor_of_i32({std::ssize(c.bounds)}, c.bounds), Role::kConstant, "ends"});
+}
+
+std::vector<double> convolve_plainly(const ConvCase& c, const std::vector<TestInput>& inputs) {
+  const auto x = testing::to_doubles(inputs[0].tensor);
+  const auto w = testing::to_doubles(inputs[1].tensor);
+  std::vector<double> y(x.size());
+  for (size_t s = 0; s + 1 < c.bounds.size(); ++s) {
+    for (int64_t t = c.bounds[s]; t < c.bounds[s + 1]; ++t) {
+      for (int64_t ch = 0; ch < c.channels; ++ch) {
+        double sum = 0;
+        for (int64_t i = 0; i < c.taps; ++i) {
+          const int64_t from = t - c.taps + 1 + i;
+          if (from >= c.bounds[s]) sum += w[ch * c.taps + i] * x[from * c.channels + ch];
+        }
+        y[t * c.channels + ch] = sum / (1 + std::exp(-sum));
+      }
+    }
+  }
+  return y;
+}
+
+class ShortConvCases : public ::testing::TestWithParam<ConvCase> {};
+
+TEST_P(ShortConvCases, EqualsThePlainSum) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto inputs = make_inputs(GetParam(), dtype);
+    const auto expected = convolve_plainly(GetParam(), inputs);
+    const auto out = testing::run_operator(ShortConv(), kernels(), inputs);
+    const auto actual = testing::to_doubles(out[0]);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_NEAR(actual[i], expected[i],
+                  (dtype == DType::kF32 ? 2e-6 : 4e-3) * (1 + std::abs(expected[i])));
+    }
+  }
+}
+
+TEST_P(ShortConvCases, GradientsMatchFiniteDifferences) {
+  testing::check_gradients(make_short_conv(), kernels(), make_inputs(GetParam(), DType::kF32));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ShortConvCases,
+                         ::testing::Values(ConvCase{5, 4, {0, 0}}, ConvCase{3, 4, {0, 1}},
+                                           ConvCase{17, 4, {0, 3, 3, 4, 20}},
+                                           ConvCase{130, 2, {0, 7, 9}}, ConvCase{64, 1, {0, 6}},
+                                           ConvCase{70, 16, {0, 5, 40}}));
+
+TEST(ShortConv, RefusesWhatDoesNotFit) {
+  const ValueType x{DType::kF32, {4, 8}};
+  const ValueType bounds{DType::kI32, {2}};
+  EXPECT_THROW(ShortConv().infer(std::vector<ValueType>{x, {DType::kF32, {7, 4}}, bounds}),
+               UserError);
+  EXPECT_THROW(ShortConv().infer(std::vector<ValueType>{x, {DType::kF32, {8, 17}}, bounds}),
+               UserError);
+}
+
+TEST(ShortConv, RefusesBoundsThatDoNotRise) {
+  auto inputs = make_inputs({2, 4, {0, 3, 5}}, DType::kF32);
+  inputs[2].tensor = testing::tensor_of_i32({3}, {0, 6, 5});
+  EXPECT_THROW(testing::run_operator(ShortConv(), kernels(), inputs), UserError);
+}
+
+}  // namespace
+}  // namespace tessera
