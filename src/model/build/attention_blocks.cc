@@ -14,16 +14,18 @@
 #include "ops/paged_attention/paged_attention.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
+#include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/spread_norm/spread_norm.h"
 
 namespace tessera {
 namespace {
 
-/// What attention works on: q A [T, N·D], k A [T, Nkv·D], v A [T, Nkv·Dv], rotated.
+/// What attention works on: q A [T, N·D], k A [T, Nkv·D], v A [T, Nkv·Dv], rotated; and a gate.
 struct QueryKeyValue {
   ValueId q = -1;
   ValueId k = -1;
   ValueId v = -1;
+  ValueId gate = -1;  ///< logits [T, N·Dv] of what attention's output is multiplied by
 };
 
 /// How the heads and tokens of attention are shared.
@@ -182,6 +184,10 @@ QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share,
   result.k = build_projection(builder, share, "k", false, x);
   result.v = build_head_linear(builder, share, "attn.v", x, false,
                                config.kv_heads() * config.head_dim(), config.qkv_bias, "v");
+  if (config.attention_gate) {
+    result.gate = build_head_linear(builder, share, "attn.gate", x, true, heads_width(config, true),
+                                    config.qkv_bias, "attn_gate");
+  }
   rotate(builder, share, rotary, result);
   if (!config.norm_after_rotation) return result;
   result.q = build_qk_norm(builder, share, "q", true, result.q);
@@ -386,7 +392,11 @@ ValueId build_attention(LayerBuilder& builder, ValueId normed) {
   const RotarySpec rotary = rotary_spec(config, context_length(builder));
   const QueryKeyValue x = config.is_latent() ? build_latent(builder, share, normed, rotary)
                                              : build_standard(builder, share, normed, rotary);
-  const ValueId out = attend(builder, share, x);
+  const ValueId attended = attend(builder, share, x);
+  const ValueId out =
+      config.attention_gate
+          ? builder.program().add1(make_sigmoid_gate(), {attended, x.gate}, "attn_gated")
+          : attended;
   const int64_t inner = config.num_heads * config.value_dim();
   if (share.by_heads)
     return builder.row_linear("attn.o", out, inner, config.hidden_size, config.output_bias,

@@ -1,6 +1,6 @@
 #include "model/build/block_program.h"
 
-#include "model/build/attention_blocks.h"
+#include "model/build/delta_blocks.h"
 #include "model/build/mlp_blocks.h"
 #include "model/build/moe_blocks.h"
 
@@ -10,7 +10,7 @@ namespace {
 ValueId add_block(LayerBuilder& builder, LayerBlock block, ValueId normed) {
   switch (block) {
     case LayerBlock::kAttention:
-      return build_attention(builder, normed);
+      return build_mixer(builder, normed);
     case LayerBlock::kMlp:
       return build_mlp(builder, "mlp", normed, builder.config.dense_inner_size());
     case LayerBlock::kMoe:

@@ -82,6 +82,21 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
           tp, kv, nearest_divisors(kv, tp));
 }
 
+void check_delta(const ModelConfig& config, const StageGroups& groups) {
+  if (config.delta_layers.empty()) return;
+  require(
+      groups.token_ranks() == groups.tp->size(),
+      "parallel.cp is {}, but the layers of model.delta_layers hand a state from token to token; "
+      "set parallel.cp to 1",
+      groups.token_ranks() / groups.tp->size());
+  if (groups.tp->size() == 1) return;
+  require(!groups.policy.replicated_attention,
+          "parallel.attention spreads sequences over the ranks of parallel.tp, but the layers of "
+          "model.delta_layers hand a state from token to token; spread heads instead");
+  check_divides(groups.tp->size(), config.delta.num_key_heads, "parallel.tp",
+                "delta.num_key_heads");
+}
+
 void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
   const int64_t parts = groups.heads->size();
   if (parts == 1) return;
@@ -130,6 +145,7 @@ void check_expert_shares(const ModelConfig& config, const StageGroups& groups) {
 void check_shares(const ModelConfig& config, const BatchShape& shape, const StageGroups& groups) {
   share_tokens(shape, groups);
   check_tensor_parallel(config, groups);
+  check_delta(config, groups);
   check_head_exchange(config, groups);
   check_expert_shares(config, groups);
 }

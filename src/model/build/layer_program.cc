@@ -1,6 +1,6 @@
 #include "model/build/layer_program.h"
 
-#include "model/build/attention_blocks.h"
+#include "model/build/delta_blocks.h"
 #include "model/build/mlp_blocks.h"
 #include "model/build/moe_blocks.h"
 #include "ops/add/add.h"
@@ -104,8 +104,17 @@ ValueId join_embedding(LayerBuilder& builder) {
 
 }  // namespace
 
+namespace {
+
+const char* mixer_name(LayerKind kind) {
+  if (kind.delta) return "delta_";
+  return kind.window ? "window_" : "";
+}
+
+}  // namespace
+
 std::string layer_kind_name(LayerKind kind) {
-  return fmt::format("{}{}{}_layer", kind.mtp ? "mtp_" : "", kind.window ? "window_" : "",
+  return fmt::format("{}{}{}_layer", kind.mtp ? "mtp_" : "", mixer_name(kind),
                      kind.moe ? "moe" : "dense");
 }
 
@@ -123,8 +132,7 @@ ModelProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchS
   const auto scaled = [&](ValueId x, const char* name) {
     return build_scaled(program, x, config.residual_multiplier, name);
   };
-  const ValueId attention =
-      scaled(build_attention(builder, norm("attn_norm", start)), "attn_scaled");
+  const ValueId attention = scaled(build_mixer(builder, norm("attn_norm", start)), "attn_scaled");
   const ValueId middle = program.add1(make_add(), {start, attention}, "hidden_mid");
   const ValueId normed = norm("mlp_norm", middle);
   const ValueId mlp = kind.moe ? build_moe(builder, normed)

@@ -75,14 +75,37 @@ ValueType value_cache_type(const Context& c) {
   return cache_type(c, c.config.value_dim());
 }
 
+ValueType conv_state_type(const Context& c, int64_t width) {
+  return {c.shape.dtype, {c.config.delta.conv_size, width}};
+}
+ValueType key_conv_type(const Context& c) {
+  return conv_state_type(c, c.config.delta.keys());
+}
+ValueType value_conv_type(const Context& c) {
+  return conv_state_type(c, c.config.delta.values());
+}
+ValueType delta_states_type(const Context& c) {
+  const DeltaConfig& delta = c.config.delta;
+  return {DType::kF32, {delta.num_value_heads * delta.key_size, delta.value_size}};
+}
+
 bool in_layers(const Context& c) {
   return c.role == ProgramRole::kLayer;
+}
+bool in_attention(const Context& c) {
+  return in_layers(c) && !c.kind.delta;
 }
 bool in_cached(const Context& c) {
   return in_layers(c) && c.cache.has_value();
 }
+bool in_cached_attention(const Context& c) {
+  return in_cached(c) && in_attention(c);
+}
+bool in_cached_delta(const Context& c) {
+  return in_cached(c) && c.kind.delta;
+}
 bool in_paged(const Context& c) {
-  return in_cached(c) && c.cache->is_paged();
+  return in_cached_attention(c) && c.cache->is_paged();
 }
 bool in_contiguous(const Context& c) {
   return in_cached(c) && !c.cache->is_paged();
@@ -112,7 +135,7 @@ bool in_body(const Context& c) {
   return in_layers(c) || in_embedding(c);
 }
 bool in_clipped(const Context& c) {
-  return in_packed(c) && c.shape.qk_clip > 0;
+  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0;
 }
 bool in_moe(const Context& c) {
   return in_layers(c) && c.kind.moe;
@@ -139,7 +162,8 @@ constexpr auto kOut = PortUse::kOutput;
 
 constexpr PortRule kRules[] = {
     {Port::kHidden, "hidden", kIn, "hidden states of own tokens", hidden_type, not_in_embedding},
-    {Port::kPositions, "positions", kIn, "of the tokens that are rotated", rotated_ids, in_layers},
+    {Port::kPositions, "positions", kIn, "of the tokens that are rotated", rotated_ids,
+     in_attention},
     {Port::kCuSeqlens, "cu_seqlens", kIn, "bounds of the micro-batch's sequences", sequence_bounds,
      in_bounded},
     {Port::kTokens, "tokens", kIn, "ids of the group's tokens", group_ids, in_embedding},
@@ -170,14 +194,22 @@ constexpr PortRule kRules[] = {
      in_globally_balanced},
     {Port::kStart, "start", kIn, "tokens in the caches", one_i32, in_contiguous},
     {Port::kCacheLength, "cache_length", kIn, "tokens of each sequence, those given now included",
-     cache_lengths, in_cached},
+     cache_lengths, in_cached_attention},
     {Port::kKeyCache, "key_cache", kInPlace, "keys of all tokens so far", key_cache_type,
-     in_cached},
+     in_cached_attention},
     {Port::kValueCache, "value_cache", kInPlace, "values of all tokens so far", value_cache_type,
-     in_cached},
+     in_cached_attention},
     {Port::kCacheRows, "cache_rows", kIn, "of the tokens given now, in the pages", batch_ids,
      in_paged},
     {Port::kPageTable, "page_table", kIn, "pages of each sequence", page_table_type, in_paged},
+    {Port::kQueryConvState, "query_conv_state", kInPlace, "last inputs of the queries' convolution",
+     key_conv_type, in_cached_delta},
+    {Port::kKeyConvState, "key_conv_state", kInPlace, "and of the keys'", key_conv_type,
+     in_cached_delta},
+    {Port::kValueConvState, "value_conv_state", kInPlace, "and of the values'", value_conv_type,
+     in_cached_delta},
+    {Port::kDeltaStates, "delta_states", kInPlace, "states of the value heads (GatedDeltaCached)",
+     delta_states_type, in_cached_delta},
     {Port::kEmbedded, "embedded", kIn, "embeddings of the tokens to predict from", hidden_type,
      in_predicting},
 };

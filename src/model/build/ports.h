@@ -82,6 +82,10 @@ enum class Port : uint8_t {
   kValueCache,
   kCacheRows,
   kPageTable,
+  kQueryConvState,
+  kKeyConvState,
+  kValueConvState,
+  kDeltaStates,
   // Multi-token prediction.
   kEmbedded,
 };

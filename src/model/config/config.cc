@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/text/nearest.h"
+#include "model/config/delta_options.h"
 #include "model/config/limits.h"
 #include "model/config/rotary.h"
 
@@ -78,6 +79,12 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
 }
 
 void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
+  schema.add("model.delta_layers", &config.delta_layers,
+             "Layers whose mixer is Gated DeltaNet, sized by [delta], counted from 0; the others "
+             "have attention",
+             between(0, kMaxLayers - 1));
+  schema.add("model.attention_gate", &config.attention_gate,
+             "Multiply what attention gives by the sigmoid of a projection of the hidden state");
   schema.add_enum("model.attention", &config.attention,
                   {{"standard", AttentionKind::kStandard}, {"latent", AttentionKind::kLatent}},
                   "Standard (grouped-query) attention, or DeepSeek's multi-latent attention, sized "
@@ -310,9 +317,11 @@ void validate_layer_list(const std::vector<int64_t>& layers, int64_t num_layers,
 
 void validate_layers(const ModelConfig& config) {
   validate_layer_list(config.window_layers, config.num_layers, "model.window_layers");
+  validate_layer_list(config.delta_layers, config.num_layers, "model.delta_layers");
   validate_layer_list(config.moe.dense_layers, config.num_layers, "moe.dense_layers");
   require(config.window_layers.empty() || config.window > 0,
           "model.window_layers needs a model.window above 0");
+  validate_delta(config);
 }
 
 void validate_groups(const MoeConfig& moe) {
@@ -422,7 +431,12 @@ double ModelConfig::attention_scale() const {
 
 bool ModelConfig::has_window(int64_t layer) const {
   if (is_mtp_layer(layer)) return has_window(num_layers - 1);
-  return window > 0 && (window_layers.empty() || contains(window_layers, layer));
+  return window > 0 && !is_delta_layer(layer) &&
+         (window_layers.empty() || contains(window_layers, layer));
+}
+
+bool ModelConfig::is_delta_layer(int64_t layer) const {
+  return contains(delta_layers, is_mtp_layer(layer) ? num_layers - 1 : layer);
 }
 
 bool ModelConfig::is_moe_layer(int64_t layer) const {
@@ -448,6 +462,7 @@ void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_attention_options(schema, config);
   add_rope_options(schema, config.rope);
   add_latent_options(schema, config.latent);
+  add_delta_options(schema, config.delta);
   add_expert_options(schema, config.moe);
   add_router_options(schema, config.moe);
 }

@@ -54,6 +54,18 @@ struct LatentConfig {
   double norm_eps = 1e-6;  ///< of the latents' norms, which Hugging Face keeps apart from norm_eps
 };
 
+/// Sizes of the layers whose mixer is Gated DeltaNet (Gated Delta Networks: Yang et al., 2024).
+struct DeltaConfig {
+  int64_t num_key_heads = 4;
+  int64_t num_value_heads = 4;  ///< a multiple of the key heads, each of which serves as many
+  int64_t key_size = 64;
+  int64_t value_size = 64;
+  int64_t conv_size = 4;  ///< tokens of the short convolution
+
+  int64_t keys() const { return num_key_heads * key_size; }
+  int64_t values() const { return num_value_heads * value_size; }
+};
+
 enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
 
 /// The rotary embedding. Scaled variants stretch a model trained on `original_length` tokens.
@@ -81,7 +93,8 @@ struct RopeConfig {
 struct LayerKind {
   bool moe = false;
   bool window = false;
-  bool mtp = false;  ///< of multi-token prediction: it joins its input with an embedding first
+  bool mtp = false;    ///< of multi-token prediction: it joins its input with an embedding first
+  bool delta = false;  ///< its mixer is Gated DeltaNet, not attention
   // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 of `<` for a pointer
   auto operator<=>(const LayerKind&) const = default;
 };
@@ -171,6 +184,8 @@ struct ModelConfig {
   int64_t window = 0;      ///< sliding attention window; 0: none
   /// Layers with the window; empty: all.
   std::vector<int64_t> window_layers;
+  /// Layers whose mixer is Gated DeltaNet, sized by `delta`; the others have attention.
+  std::vector<int64_t> delta_layers;
   AttentionKind attention = AttentionKind::kStandard;
   QkNorm qk_norm = QkNorm::kNone;
   bool norm_after_rotation = false;  ///< queries and keys are rotated, then normed (Hunyuan)
@@ -178,6 +193,9 @@ struct ModelConfig {
   bool output_bias = false;
   /// A learnt logit of each head that joins the softmax's denominator (ops/attention_sink).
   bool attention_sinks = false;
+  /// What attention gives is multiplied by the sigmoid of a projection of the hidden state, element
+  /// by element (Gated Attention for Large Language Models: Qiu et al., 2025).
+  bool attention_gate = false;
   bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias
   Activation activation = Activation::kSwiGLU;
   double norm_eps = 1e-5;
@@ -199,6 +217,7 @@ struct ModelConfig {
   double mtp_loss_coefficient = 0.3;
   RopeConfig rope;
   LatentConfig latent;
+  DeltaConfig delta;
   MoeConfig moe;
 
   bool is_latent() const { return attention == AttentionKind::kLatent; }
@@ -215,9 +234,10 @@ struct ModelConfig {
   bool is_gated() const { return tessera::is_gated(activation); }
   bool is_moe_layer(int64_t layer) const;
   bool has_window(int64_t layer) const;
+  bool is_delta_layer(int64_t layer) const;
   bool is_mtp_layer(int64_t layer) const { return layer >= num_layers; }
   LayerKind layer_kind(int64_t layer) const {
-    return {is_moe_layer(layer), has_window(layer), is_mtp_layer(layer)};
+    return {is_moe_layer(layer), has_window(layer), is_mtp_layer(layer), is_delta_layer(layer)};
   }
   /// Decoder layers and those of multi-token prediction.
   int64_t all_layers() const { return num_layers + mtp_layers; }
@@ -232,7 +252,7 @@ struct ModelConfig {
 /// The model without its layers of multi-token prediction, as all but training uses it.
 ModelConfig without_prediction(ModelConfig config);
 
-/// Binds every key of [model], [rope], [latent] and [moe].
+/// Binds every key of [model], [rope], [latent], [delta] and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 
 /// Refuses impossible combinations with the arithmetic that fails and what to do. `vocab_size` must

@@ -55,6 +55,8 @@ TEST(Presets, HaveTheirPublishedSizes) {
   expect_size("minimax-m2", 228.7e9, 11e9);
   expect_size("ernie-4.5-21b-a3b", 21.83e9, 3.35e9);
   expect_size("hunyuan-a13b", 80.4e9, 12.7e9);
+  // 79.67 billion are counted; the model card has 80 and 3.
+  expect_size("qwen3-next-80b-a3b", 80e9, 3.9e9);
   expect_size("granite-3.1-3b-a800m", 3.3e9, 0.88e9);
   // The model card leaves the embedding table out of what is active.
   const double table = 201088.0 * 2880;
@@ -79,8 +81,15 @@ TEST(ModelConfig, CountsEveryOption) {
   expect_counted("sinks and biases of experts");
   config.qk_norm = QkNorm::kAll;
   expect_counted("norm of all heads");
+  config.attention_gate = true;
+  expect_counted("gate of attention");
+  config.delta_layers = {0};
+  config.delta = {.num_key_heads = 2, .num_value_heads = 6, .key_size = 3, .value_size = 5};
+  expect_counted("gated delta rule");
   config.mtp_layers = 2;
   expect_counted("multi-token prediction");
+  config.delta_layers = {};
+  config.attention_gate = false;
   config.mtp_layers = 0;
   config.qk_norm = QkNorm::kNone;
   config.attention = AttentionKind::kLatent;
@@ -170,6 +179,27 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
         c.qk_norm = QkNorm::kHead;
       },
       "model.qk_norm does not go with");
+  expect_refused([](ModelConfig& c) { c.delta_layers = {2}; },
+                 "model.delta_layers lists layer 2; the last of the 2 layers is 1");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.delta_layers = {0};
+        c.delta = {.num_key_heads = 4, .num_value_heads = 6};
+      },
+      "delta.num_value_heads 6 is not a multiple of delta.num_key_heads 4");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.delta_layers = c.window_layers = {0};
+        c.window = 4;
+      },
+      "model.window_layers and model.delta_layers both list layer 0");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.attention = AttentionKind::kLatent;
+        c.num_kv_heads = 0;
+        c.attention_gate = true;
+      },
+      "model.attention_gate does not go with");
   expect_refused([](ModelConfig& c) { c.norm_after_rotation = true; },
                  "model.norm_after_rotation says when queries and keys are normed");
   expect_refused([](ModelConfig& c) { c.moe.balance_group_size = 3; },

@@ -16,7 +16,10 @@ Saturating count_attention(const ModelConfig& config) {
   const Saturating n = config.num_heads;
   const LatentConfig& latent = config.latent;
   const Saturating queries = n * config.head_dim();
+  const Saturating gate =
+      config.attention_gate ? (h + (config.qkv_bias ? 1 : 0)) * queries : Saturating(0);
   Saturating count = 2 * h + n * config.value_dim() * h + (config.output_bias ? h : Saturating(0));
+  count += gate;
   if (config.attention_sinks) count += n;
   if (!config.is_latent()) {
     const Saturating keys = Saturating(config.kv_heads()) * config.head_dim();
@@ -30,6 +33,18 @@ Saturating count_attention(const ModelConfig& config) {
   count += latent.query_rank > 0 ? latent.query_rank * (into + 1 + queries) : h * queries;
   count += (latent.kv_rank + latent.rope_size) * into + latent.kv_rank;
   return count + latent.kv_rank * n * (latent.nope_size + latent.value_size);
+}
+
+/// The same of a layer with Gated DeltaNet.
+Saturating count_delta(const ModelConfig& config) {
+  const Saturating h = config.hidden_size;
+  const DeltaConfig& delta = config.delta;
+  const Saturating keys = delta.keys();
+  const Saturating values = delta.values();
+  const Saturating heads = delta.num_value_heads;
+  // Queries, keys, values and output gate; strength and decay; back.
+  const Saturating projections = h * (2 * keys + 2 * values + 2 * heads) + values * h;
+  return 2 * h + projections + delta.conv_size * (2 * keys + values) + 2 * heads + delta.value_size;
 }
 
 /// Inner sizes of all experts of a layer together.
@@ -52,6 +67,7 @@ ParameterCount count_parameters(const ModelConfig& config) {
   const int64_t width = config.is_gated() ? 3 : 2;
   const Saturating tables = Saturating(config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
   const Saturating attention = count_attention(config);
+  const Saturating delta = count_delta(config);
   const Saturating dense = count_mlp(config, config.dense_inner_size());
   const Saturating expert_rows = count_expert_rows(config.moe);
   const Saturating expert_biases =
@@ -74,8 +90,8 @@ ParameterCount count_parameters(const ModelConfig& config) {
     const bool moe = config.is_moe_layer(layer);
     // Two norms before the projections of state and embedding, and one before the head.
     const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
-    const Saturating for_all_tokens =
-        joining + attention + (moe ? projections + shared + router : dense);
+    const Saturating for_all_tokens = joining + (config.is_delta_layer(layer) ? delta : attention) +
+                                      (moe ? projections + shared + router : dense);
     total += for_all_tokens + (moe ? all_experts : Saturating(0));
     active += for_all_tokens + (moe ? active_experts : Saturating(0));
   }

@@ -27,6 +27,15 @@ constexpr const char* kGptOss =
     "truncate = false\n[moe]\nscore_order = \"after_top_k\"\nmlp_bias = true\n"
     "router_bias = true\n";
 
+/// Qwen3-Next but for the layers with Gated DeltaNet: all but every fourth, which make_published
+/// adds.
+constexpr const char* kQwen3Next =
+    "[model]\nvocab_size = 151936\ninner_size = 5120\nhead_size = 256\nqk_norm = \"head\"\n"
+    "attention_gate = true\nnorm_eps = 1e-6\n"
+    "[delta]\nnum_key_heads = 16\nnum_value_heads = 32\nkey_size = 128\nvalue_size = 128\n"
+    "[rope]\nbase = 10000000.0\nfraction = 0.25\n"
+    "[moe]\nshared_inner_size = 512\nshared_gate = true\nbalance_coefficient = 0.001\n";
+
 constexpr PublishedShape kPublished[] = {
     {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
@@ -117,6 +126,8 @@ constexpr PublishedShape kPublished[] = {
      false,
      "[model]\nvocab_size = 151936\nhead_size = 128\nqk_norm = \"head\"\n[rope]\nbase = "
      "1000000.0\n"},
+    {"qwen3-next-80b-a3b", "Qwen3-Next-80B-A3B (published configuration)", 48, 2048, 16, 2, 512,
+     512, 10, false, kQwen3Next},
 };
 
 /// The window's layers 0, 2, 4 and so on.
@@ -124,6 +135,15 @@ std::string every_other_layer(int64_t num_layers) {
   std::vector<int64_t> layers;
   for (int64_t layer = 0; layer < num_layers; layer += 2) layers.push_back(layer);
   return fmt::format("model.window_layers = [{}]\n", fmt::join(layers, ", "));
+}
+
+/// Gated DeltaNet in layers 0, 1, 2, 4, 5, 6 and so on.
+std::string three_of_four_layers(int64_t num_layers) {
+  std::vector<int64_t> layers;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    if (layer % 4 != 3) layers.push_back(layer);
+  }
+  return fmt::format("model.delta_layers = [{}]\n", fmt::join(layers, ", "));
 }
 
 Preset make_published(const PublishedShape& s) {
@@ -146,6 +166,7 @@ Preset make_published(const PublishedShape& s) {
     }
   }
   if (s.extra == kGptOss) toml += every_other_layer(s.layers);
+  if (s.extra == kQwen3Next) toml += three_of_four_layers(s.layers);
   return {s.name, s.source, toml};
 }
 

@@ -182,10 +182,7 @@ struct ForwardModel::Impl : ForwardPrograms {
       ports.set(Port::kHiddenOut, streams[(idx + 1) % 2]);
       if (config.is_moe_layer(idx))
         ports.set(Port::kExpertBias, bias_of(experts.at(next_experts++)));
-      if (cache != nullptr) {
-        ports.set(Port::kKeyCache, cache->keys(idx));
-        ports.set(Port::kValueCache, cache->values(idx));
-      }
+      if (cache != nullptr) cache->set_ports(idx, ports);
       const ForwardLayer& layer = layer_of(idx);
       bound_layers.push_back(
           binder(layer_parameter_name(idx, "")).bind_forward(*layer.program, layer.layout, ports));
@@ -252,10 +249,29 @@ KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, const Cache
   const PortContext context{.config = config, .shape = shape, .groups = groups, .cache = cache};
   const Shape keys = port_type(Port::kKeyCache, context).shape;
   const Shape values = port_type(Port::kValueCache, context).shape;
+  states_.resize(config.num_layers);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    if (config.is_delta_layer(layer)) {
+      keys_.emplace_back();
+      values_.emplace_back();
+      for (const Port port : {Port::kQueryConvState, Port::kKeyConvState, Port::kValueConvState,
+                              Port::kDeltaStates}) {
+        const ValueType type = port_type(port, context);
+        states_[layer].emplace_back(
+            port, OwnedTensor(type.dtype, type.shape, "the states of a layer", device));
+      }
+      continue;
+    }
     keys_.emplace_back(dtype, keys, "the key cache", device);
     values_.emplace_back(dtype, values, "the value cache", device);
   }
+}
+
+void KeyValueCache::set_ports(int64_t layer, PortTensors& ports) const {
+  for (const auto& [port, state] : states_[layer]) ports.set(port, state);
+  if (!states_[layer].empty()) return;
+  ports.set(Port::kKeyCache, keys_[layer]);
+  ports.set(Port::kValueCache, values_[layer]);
 }
 
 ForwardModel::ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,

@@ -14,8 +14,8 @@ enum class ForwardGoal {
   kLogits,  ///< scores of the next token
 };
 
-/// Keys and values of all layers, for generation, in the memory of the device that generates: of
-/// one sequence, or pages for several, whose owner keeps account of them.
+/// Keys and values, or states, of all layers, for generation, in the memory of the device that
+/// generates: of one sequence, or pages for several, whose owner keeps account of them.
 class KeyValueCache {
  public:
   KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity,
@@ -28,12 +28,16 @@ class KeyValueCache {
   void set_length(int64_t length) { length_ = length; }
   Tensor keys(int64_t layer) const { return keys_[layer]; }
   Tensor values(int64_t layer) const { return values_[layer]; }
+  /// Sets the ports of what the cache holds for a layer.
+  void set_ports(int64_t layer, PortTensors& ports) const;
 
  private:
   CacheShape shape_;
   int64_t length_ = 0;
   std::vector<OwnedTensor> keys_;
   std::vector<OwnedTensor> values_;
+  /// Of layers with Gated DeltaNet; keys and values of these are empty.
+  std::vector<std::vector<std::pair<Port, OwnedTensor>>> states_;
 };
 
 /// New tokens of S sequences over a paged cache, those of one sequence behind one another; ports of

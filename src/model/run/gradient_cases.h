@@ -214,6 +214,31 @@ inline std::vector<Case> gradient_cases() {
                   c.logits_divisor = 3;
                   c.tie_embeddings = false;
                 }),
+      make_case("attention_gate",
+                [](ModelConfig& c) {
+                  c.attention_gate = true;
+                  c.qkv_bias = true;
+                }),
+      make_case("gated_delta",
+                [](ModelConfig& c) {
+                  // Small queries and keys, which become unit vectors, would turn far at a step.
+                  c.init_deviation = 0.7;
+                  c.delta_layers = {0};
+                  c.delta = {.num_key_heads = 2,
+                             .num_value_heads = 4,
+                             .key_size = 6,
+                             .value_size = 5,
+                             .conv_size = 3};
+                  c.attention_gate = true;
+                }),
+      make_case("gated_delta_of_predicted_tokens",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 1;
+                  c.init_deviation = 0.7;
+                  c.delta_layers = {0, 1};
+                  c.delta = {
+                      .num_key_heads = 2, .num_value_heads = 2, .key_size = 4, .value_size = 3};
+                }),
       make_case("softmax_with_expert_bias", [](ModelConfig& c) { c.moe.expert_bias = true; }),
       make_case("latent",
                 [](ModelConfig& c) {

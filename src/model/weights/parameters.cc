@@ -23,8 +23,8 @@ bool ends_with(std::string_view text, std::string_view end) {
 /// the projection out of it.
 bool projects_into_residual(const ModelConfig& config, std::string_view name) {
   if (config.moe.latent_size > 0 && ends_with(name, "moe.experts.down.weight")) return false;
-  return ends_with(name, "attn.o.weight") || ends_with(name, ".down.weight") ||
-         ends_with(name, "moe.latent_up.weight");
+  return ends_with(name, "attn.o.weight") || ends_with(name, "delta.o.weight") ||
+         ends_with(name, ".down.weight") || ends_with(name, "moe.latent_up.weight");
 }
 
 /// Projections back into the residual stream start smaller, by 1/sqrt(2 · layers), so that its
@@ -34,7 +34,10 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
   ParameterSpec spec{
       .name = std::move(name), .dtype = type.dtype, .shape = type.shape, .placement = placement};
   if (type.shape.rank() < 2) {
-    spec.init_constant = ends_with(spec.name, "norm.weight") ? 1.0F : 0.0F;
+    const bool is_one =
+        ends_with(spec.name, "norm.weight") || ends_with(spec.name, "delta.decay_bias");
+    spec.init_constant = is_one ? 1.0F : 0.0F;
+    spec.init_decays = ends_with(spec.name, "delta.log_decay");
     return spec;
   }
   spec.init_deviation = config.init_deviation;
@@ -87,6 +90,17 @@ void fill_constant(const Tensor& weight, float value) {
   } else {
     std::ranges::fill(weight.span<Bf16>(), Bf16(value));
   }
+}
+
+/// Decays from (0, 16), as Mamba-2 draws them, but one of each equal part: the heads' in turn.
+void fill_decays(const Slice& part, const Tensor& weight) {
+  const auto heads = static_cast<double>(part.global[0]);
+  for_each_run(part, [&](int64_t first, int64_t local, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const double decay = 16.0 * (static_cast<double>(first + i) + 0.5) / heads;
+      weight.as<float>()[local + i] = static_cast<float>(std::log(decay));
+    }
+  });
 }
 
 /// Numbers are drawn in blocks of the whole weight, each from its own stream, so that the result
@@ -270,7 +284,9 @@ ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& 
 void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
                        uint64_t seed) {
   const HostTensor host(weight, HostTensor::Access::kWrite);
-  if (spec.init_deviation == 0) {
+  if (spec.init_decays) {
+    fill_decays(part, host.get());
+  } else if (spec.init_deviation == 0) {
     fill_constant(host.get(), spec.init_constant);
   } else {
     fill_random(spec, part, host.get(), seed);

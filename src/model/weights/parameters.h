@@ -25,6 +25,7 @@ struct ParameterSpec {
   WeightPlacement placement;
   double init_deviation = 0;  ///< normal with this deviation; 0: the constant below
   float init_constant = 0;
+  bool init_decays = false;  ///< logarithms of decays, spread evenly over (0, 16), instead
 };
 
 /// Every weight in the order of the layers, taken from the very programs that use them. Matrix

@@ -39,7 +39,7 @@ void GatedDeltaOperator::check_operands(std::span<const ValueType> inputs, size_
   check(Op::kBeta, "beta", DType::kF32, spec_.num_value_heads);
   const ValueType& bounds = inputs[Op::kCuSeqlens];
   check_shape(*this, bounds.dtype == DType::kI32 && bounds.shape.rank() == 1 && bounds.shape[0] > 0,
-              "cu_seqlens is {}, expected i32 [num_seqs + 1]", bounds.to_string());
+              "the bounds or the start are {}, expected i32 [1 or more]", bounds.to_string());
 }
 
 double GatedDeltaOperator::recurrence_flops(std::span<const ValueType> inputs) const {
@@ -82,6 +82,23 @@ Cost GatedDeltaBackward::cost(std::span<const ValueType> inputs,
   Cost cost = Operator::cost(inputs, outputs);
   cost.flops = 2.0 * recurrence_flops(inputs);
   return cost;
+}
+
+std::vector<ValueType> GatedDeltaCached::infer(std::span<const ValueType> inputs) const {
+  check_operands(inputs, 6);
+  const Shape states = {spec().num_value_heads * spec().key_size, spec().value_size};
+  return {inputs[kV], {DType::kF32, states}};
+}
+
+Cost GatedDeltaCached::cost(std::span<const ValueType> inputs,
+                            std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = recurrence_flops(inputs);
+  return cost;
+}
+
+OperatorPtr make_gated_delta_cached(const GatedDeltaSpec& spec) {
+  return std::make_shared<GatedDeltaCached>(spec);
 }
 
 OperatorPtr make_gated_delta(const GatedDeltaSpec& spec) {

@@ -68,6 +68,24 @@ class GatedDeltaBackward final : public GatedDeltaOperator {
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
 };
 
+/// The same of T tokens of one sequence that follow earlier ones, for generation, behind which the
+/// heads' states were F32 [N·Dk, Dv]; these are bound from outside as accumulators are, and move
+/// on. (q, k, v, g, beta, start I32 [1]) -> (o A [T, N·Dv], the states). Where start, the number of
+/// earlier tokens, is 0, what the states held is not read. No gradient.
+class GatedDeltaCached final : public GatedDeltaOperator {
+ public:
+  static constexpr std::string_view kName = "gated_delta_cached";
+  enum Input : int { kQ, kK, kV, kDecay, kBeta, kStart };
+  enum Output : int { kO, kStates };
+  using GatedDeltaOperator::GatedDeltaOperator;
+  std::string_view name() const override { return kName; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  bool accumulates(int output) const override { return output == kStates; }
+  bool recomputable() const override { return false; }
+};
+
+OperatorPtr make_gated_delta_cached(const GatedDeltaSpec& spec);
 OperatorPtr make_gated_delta(const GatedDeltaSpec& spec);
 void add_gated_delta_cpu(KernelTable& table);
 

@@ -174,20 +174,21 @@ void for_each_task(int64_t tasks, int64_t workers, Run run) {
   }
 }
 
+/// One value head of a sequence, from the state before its first token, which becomes that behind
+/// its last.
 template <typename T>
 void run_head(const DeltaOperands<T>& x, DeltaScratch& scratch, IndexRange tokens, int64_t head,
-              T* o) {
+              float* state, T* o) {
   DeltaChunk& c = scratch.chunk;
   const int64_t key_head = head / (x.spec.num_value_heads / x.spec.num_key_heads);
-  std::fill_n(scratch.state, c.key_size * c.value_size, 0.0F);
   for (int64_t t = tokens.begin; t < tokens.end(); t += kDeltaChunk) {
     c.count = std::min(kDeltaChunk, tokens.end() - t);
     x.read_keys(c, t, key_head);
     x.read_values(c, t, head);
-    c.solve(scratch.state);
-    c.query(scratch.state);
+    c.solve(state);
+    c.query(state);
     c.write_outputs(scratch.grads.o);
-    c.advance(scratch.state);
+    c.advance(state);
     write_rows(o + x.value_at(t, head), scratch.grads.o, x.value_stride(), c.count, c.value_size);
   }
 }
@@ -207,8 +208,32 @@ void gated_delta(const GatedDelta& op, const Args<GatedDelta>& args) {
                     const int64_t s = task / spec.num_value_heads;
                     DeltaScratch scratch =
                         place_forward(spec, args.workspace.subspan(worker * bytes, bytes));
+                    std::fill_n(scratch.state, spec.key_size * spec.value_size, 0.0F);
                     run_head(operands, scratch, IndexRange{bounds[s], bounds[s + 1] - bounds[s]},
-                             task % spec.num_value_heads, o);
+                             task % spec.num_value_heads, scratch.state, o);
+                  });
+  });
+}
+
+void gated_delta_cached(const GatedDeltaCached& op, const Args<GatedDeltaCached>& args) {
+  using Op = GatedDeltaCached;
+  const GatedDeltaSpec& spec = op.spec();
+  const Tensor& v = args.in(Op::kV);
+  const IndexRange tokens{0, v.shape[0]};
+  const bool is_first = *args.in(Op::kStart).as<int32_t>() == 0;
+  const int64_t size = spec.key_size * spec.value_size;
+  const int64_t bytes = place_forward(spec, {}).num_bytes;
+  with_storage(v.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    const auto operands = DeltaOperands<T>::of(op, args);
+    T* o = args.out(Op::kO).as<T>();
+    for_each_task(spec.num_value_heads, num_workers(1, spec.num_value_heads),
+                  [&](int64_t head, int64_t worker) {
+                    float* state = args.out(Op::kStates).as<float>() + head * size;
+                    if (is_first) std::fill_n(state, size, 0.0F);
+                    DeltaScratch scratch =
+                        place_forward(spec, args.workspace.subspan(worker * bytes, bytes));
+                    run_head(operands, scratch, tokens, head, state, o);
                   });
   });
 }
@@ -332,6 +357,11 @@ int64_t gated_delta_workspace(const GatedDelta& op, std::span<const ValueType> i
          place_forward(op.spec(), {}).num_bytes;
 }
 
+int64_t gated_delta_cached_workspace(const GatedDeltaCached& op,
+                                     std::span<const ValueType> /*inputs*/) {
+  return num_workers(1, op.spec().num_value_heads) * place_forward(op.spec(), {}).num_bytes;
+}
+
 int64_t gated_delta_backward_workspace(const GatedDeltaBackward& op,
                                        std::span<const ValueType> inputs) {
   return num_workers(sequences_of(inputs), op.spec().num_key_heads) *
@@ -342,6 +372,8 @@ int64_t gated_delta_backward_workspace(const GatedDeltaBackward& op,
 
 TESSERA_CPU_KERNELS(add_gated_delta_cpu, table) {
   add_kernel<GatedDelta>(table, gated_delta, {.workspace = gated_delta_workspace});
+  add_kernel<GatedDeltaCached>(table, gated_delta_cached,
+                               {.workspace = gated_delta_cached_workspace});
   add_kernel<GatedDeltaBackward>(table, gated_delta_backward,
                                  {.workspace = gated_delta_backward_workspace});
 }

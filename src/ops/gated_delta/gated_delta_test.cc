@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "ops/testing/op_test.h"
 
@@ -129,6 +130,36 @@ TEST(GatedDelta, RunsMoreHeadsThanWorkers) {
   const auto actual = testing::to_doubles(out[0]);
   for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-5);
   testing::check_gradients(make_gated_delta(c.spec), kernels(), inputs);
+}
+
+/// Rows [begin, end) of a tensor [T, C].
+Tensor rows_of(const Tensor& x, int64_t begin, int64_t end) {
+  return {x.as<float>() + begin * x.shape[1], x.dtype, {end - begin, x.shape[1]}};
+}
+
+TEST(GatedDelta, GoesOnFromStates) {
+  const DeltaCase c{{2, 4, 8, 5}, {0, 150}};
+  const auto inputs = make_inputs(c, DType::kF32);
+  const auto whole = testing::run_operator(GatedDelta(c.spec), kernels(), inputs);
+  const OwnedTensor states =
+      testing::tensor_of({32, 5}, std::vector<float>(160, std::numeric_limits<float>::quiet_NaN()));
+  const KernelTable table = kernels();
+  const GatedDeltaCached op(c.spec);
+  std::vector<std::byte> memory(4 << 20);
+  const std::vector<int64_t> steps = {0, 1, 2, 67, 130, 131, 150};
+  for (size_t i = 0; i + 1 < steps.size(); ++i) {
+    const OwnedTensor start = testing::tensor_of_i32({1}, {static_cast<int32_t>(steps[i])});
+    std::vector<Tensor> in;
+    for (int idx = 0; idx < 5; ++idx)
+      in.push_back(rows_of(inputs[idx].tensor, steps[i], steps[i + 1]));
+    in.push_back(start);
+    const OwnedTensor o(DType::kF32, {steps[i + 1] - steps[i], 20}, "o");
+    const std::vector<Tensor> out = {o, states};
+    table.at("gated_delta_cached")(op, {.inputs = in, .outputs = out, .workspace = memory});
+    const Tensor expected = rows_of(whole[0], steps[i], steps[i + 1]);
+    for (int64_t j = 0; j < expected.num_elements(); ++j)
+      EXPECT_NEAR(o.get().as<float>()[j], expected.as<float>()[j], 2e-6);
+  }
 }
 
 TEST(GatedDelta, RefusesWhatDoesNotFit) {

@@ -19,7 +19,7 @@ void check_conv(const Operator& op, std::span<const ValueType> inputs, size_t co
               "the weight is {}, expected f32 [{}, 1 to {}]", weight.to_string(), x.shape[1],
               ShortConv::kMaxTaps);
   check_shape(op, bounds.dtype == DType::kI32 && bounds.shape.rank() == 1 && bounds.shape[0] > 0,
-              "cu_seqlens is {}, expected i32 [num_seqs + 1]", bounds.to_string());
+              "the bounds or the start are {}, expected i32 [1 or more]", bounds.to_string());
 }
 
 double product_flops(std::span<const ValueType> inputs) {
@@ -61,6 +61,22 @@ Cost ShortConvBackward::cost(std::span<const ValueType> inputs,
   Cost cost = Operator::cost(inputs, outputs);
   cost.flops = 2.0 * product_flops(inputs);
   return cost;
+}
+
+std::vector<ValueType> ShortConvCached::infer(std::span<const ValueType> inputs) const {
+  check_conv(*this, inputs, 3);
+  return {inputs[kX], {inputs[kX].dtype, {inputs[kWeight].shape[1], inputs[kX].shape[1]}}};
+}
+
+Cost ShortConvCached::cost(std::span<const ValueType> inputs,
+                           std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = product_flops(inputs);
+  return cost;
+}
+
+OperatorPtr make_short_conv_cached() {
+  return std::make_shared<ShortConvCached>();
 }
 
 OperatorPtr make_short_conv() {

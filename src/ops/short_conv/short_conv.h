@@ -35,7 +35,24 @@ class ShortConvBackward final : public Operator {
   bool accumulates(int output) const override { return output == kGradWeight; }
 };
 
+/// The same of T tokens that follow earlier ones, for generation, whose last K inputs the state A
+/// [K,C] holds; it is bound from outside as accumulators are, and moves on. (x A [T,C], w F32
+/// [C,K], start I32 [1]) -> (y A [T,C], the state). Where start, the number of earlier tokens, is
+/// 0, what the state held is not read. No gradient.
+class ShortConvCached final : public Operator {
+ public:
+  static constexpr std::string_view kName = "short_conv_cached";
+  enum Input : int { kX, kWeight, kStart };
+  enum Output : int { kY, kState };
+  std::string_view name() const override { return kName; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  bool accumulates(int output) const override { return output == kState; }
+  bool recomputable() const override { return false; }
+};
+
 OperatorPtr make_short_conv();
+OperatorPtr make_short_conv_cached();
 void add_short_conv_cpu(KernelTable& table);
 
 }  // namespace tessera

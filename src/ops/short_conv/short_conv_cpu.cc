@@ -143,11 +143,69 @@ void short_conv_backward(const ShortConvBackward& op, const Args<ShortConvBackwa
   with_storage(x.dtype, [&](auto storage) { convolve_backward<decltype(storage)>(args, bounds); });
 }
 
+/// Tokens before the first given one are rows of the state, its last being the nearest; null where
+/// there is none.
+template <typename T>
+void convolve_cached(const Args<ShortConvCached>& args, const T* state) {
+  const Tensor& x = args.in(ShortConvCached::kX);
+  T* out = args.out(ShortConvCached::kY).as<T>();
+  const int64_t blocks = num_blocks(x);
+#pragma omp parallel for schedule(static)
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t first = b * kChannels;
+    const ChannelBlock<T> block(x, args.in(ShortConvCached::kWeight), first);
+    for (int64_t t = 0; t < x.shape[0]; ++t) {
+      T* y = out + t * block.stride + first;
+      simd::for_each_vector(block.count, [&](int64_t c, auto lanes) {
+        simd::Vec sum = block.sum_at(t, 0, c, lanes);
+        for (int64_t i = 0; state != nullptr && i < block.first_tap(t, 0); ++i) {
+          const T* earlier = state + (block.taps + block.token_of(t, i)) * block.stride + first;
+          sum += simd::load(block.weights[i] + c, lanes) * simd::load(earlier + c, lanes);
+        }
+        simd::store(y + c, sum * simd::sigmoid(sum), lanes);
+      });
+    }
+  }
+}
+
+/// The last inputs, those given behind the earlier ones.
+template <typename T>
+void move_on(const Tensor& x, const Tensor& state, bool is_first) {
+  const int64_t taps = state.shape[0];
+  const int64_t tokens = x.shape[0];
+  const int64_t width = x.shape[1];
+  T* rows = state.as<T>();
+  for (int64_t i = 0; i < taps; ++i) {
+    const int64_t token = tokens - taps + i;
+    if (token >= 0) {
+      std::copy_n(x.as<T>() + token * width, width, rows + i * width);
+    } else if (is_first) {
+      std::fill_n(rows + i * width, width, T(0.0F));
+    } else {
+      std::copy_n(rows + (i + tokens) * width, width, rows + i * width);
+    }
+  }
+}
+
+void short_conv_cached(const ShortConvCached& /*op*/, const Args<ShortConvCached>& args) {
+  using Op = ShortConvCached;
+  const Tensor& x = args.in(Op::kX);
+  if (x.shape[0] == 0) return;
+  const Tensor& state = args.out(Op::kState);
+  const bool is_first = *args.in(Op::kStart).as<int32_t>() == 0;
+  with_storage(x.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    convolve_cached<T>(args, is_first ? nullptr : state.as<T>());
+    move_on<T>(x, state, is_first);
+  });
+}
+
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_short_conv_cpu, table) {
   add_kernel<ShortConv>(table, short_conv);
   add_kernel<ShortConvBackward>(table, short_conv_backward);
+  add_kernel<ShortConvCached>(table, short_conv_cached);
 }
 
 }  // namespace tessera

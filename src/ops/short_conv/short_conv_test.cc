@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "ops/testing/op_test.h"
 
@@ -79,6 +80,38 @@ INSTANTIATE_TEST_SUITE_P(All, ShortConvCases,
                                            ConvCase{17, 4, {0, 3, 3, 4, 20}},
                                            ConvCase{130, 2, {0, 7, 9}}, ConvCase{64, 1, {0, 6}},
                                            ConvCase{70, 16, {0, 5, 40}}));
+
+/// Runs rows [begin, end) of x behind those before them.
+OwnedTensor go_on(const std::vector<TestInput>& inputs, int64_t begin, int64_t end,
+                  const Tensor& state) {
+  const Tensor& x = inputs[0].tensor;
+  const OwnedTensor y(x.dtype, {end - begin, x.shape[1]}, "y");
+  const OwnedTensor start = testing::tensor_of_i32({1}, {static_cast<int32_t>(begin)});
+  const Tensor rows{x.as<float>() + begin * x.shape[1], x.dtype, {end - begin, x.shape[1]}};
+  const std::vector<Tensor> in = {rows, inputs[1].tensor, start};
+  const std::vector<Tensor> out = {y, state};
+  const KernelTable table = kernels();
+  table.at("short_conv_cached")(ShortConvCached(), {.inputs = in, .outputs = out, .workspace = {}});
+  return testing::tensor_of(y.get().shape,
+                            {y.get().as<float>(), y.get().as<float>() + y.get().num_elements()});
+}
+
+TEST(ShortConv, GoesOnFromAState) {
+  for (const int64_t taps : {1, 2, 4, 7}) {
+    const ConvCase c{70, taps, {0, 12}};
+    const auto inputs = make_inputs(c, DType::kF32);
+    const auto whole = testing::run_operator(ShortConv(), kernels(), inputs);
+    const OwnedTensor state = testing::tensor_of(
+        {taps, 70}, std::vector<float>(taps * 70, std::numeric_limits<float>::quiet_NaN()));
+    const std::vector<int64_t> steps = {0, 1, 2, 7, 8, 12};
+    for (size_t i = 0; i + 1 < steps.size(); ++i) {
+      const OwnedTensor part = go_on(inputs, steps[i], steps[i + 1], state);
+      for (int64_t j = 0; j < part.get().num_elements(); ++j) {
+        EXPECT_NEAR(part.get().as<float>()[j], whole[0].get().as<float>()[steps[i] * 70 + j], 1e-6);
+      }
+    }
+  }
+}
 
 TEST(ShortConv, RefusesWhatDoesNotFit) {
   const ValueType x{DType::kF32, {4, 8}};

@@ -59,8 +59,10 @@ std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities,
 /// Keys and values of this many tokens in the machine's memory.
 void check_cache(const ModelConfig& config, DType dtype, int64_t capacity, const Backend& backend) {
   if (!backend.is_host()) return;
-  const Saturating of_token =
-      Saturating(config.num_layers) * config.kv_heads() * (config.head_dim() + config.value_dim());
+  // Gated DeltaNet keeps states, however many tokens there are.
+  const auto num_delta = static_cast<int64_t>(config.delta_layers.size());
+  const Saturating of_token = Saturating(std::max<int64_t>(config.num_layers - num_delta, 0)) *
+                              config.kv_heads() * (config.head_dim() + config.value_dim());
   require_host_memory((of_token * capacity * dtype_size(dtype)).value(), machine_memory(),
                       fmt::format("a cache of {} tokens' keys and values", capacity));
 }

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "model/build/layer_builder.h"
+
+namespace tessera {
+
+/// The Gated DeltaNet block of a layer (Gated Delta Networks: Yang et al., 2024, section 3.4), from
+/// the normed hidden state to what is added to the residual stream. The ranks of a tensor-parallel
+/// group have some heads each. With the builder's cache tokens go on from earlier ones' states.
+ValueId build_delta(LayerBuilder& builder, ValueId normed);
+
+/// The block of the layer's kind: that one, or attention.
+ValueId build_mixer(LayerBuilder& builder, ValueId normed);
+
+}  // namespace tessera
