@@ -126,6 +126,15 @@ void convert_elements(const std::byte* from, DType from_type, std::byte* to, DTy
   }
 }
 
+void add_offset(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t count,
+                float offset) {
+  std::vector<float> values(count);
+  auto* const bytes = reinterpret_cast<std::byte*>(values.data());
+  convert_elements(from, from_type, bytes, DType::kF32, count);
+  for (float& value : values) value += offset;
+  convert_elements(bytes, DType::kF32, to, to_type, count);
+}
+
 void split_alternating(const std::byte* from, int64_t rows, int64_t cols, DType dtype,
                        std::byte* to) {
   const int64_t size = dtype_size(dtype);

@@ -19,6 +19,10 @@ bool is_exact(DType from, DType to);
 void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type,
                       int64_t count);
 
+/// The same of elements each larger by `offset`, added in F32.
+void add_offset(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t count,
+                float offset);
+
 /// A dense matrix in memory, perhaps unaligned.
 struct MatrixView {
   const std::byte* data = nullptr;

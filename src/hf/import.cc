@@ -29,12 +29,13 @@ struct Import {
   std::vector<std::string> notes;
 };
 
-/// Tensors of multi-token prediction: of layers behind the last one, or named so (ERNIE's).
+/// Tensors of multi-token prediction: of layers behind the last one, or named so (ERNIE's and
+/// Qwen3-Next's).
 std::vector<std::string> find_mtp(const HfTensors& tensors, int64_t num_layers) {
   constexpr std::string_view kPrefix = "model.layers.";
   std::vector<std::string> names;
   for (const auto& [name, tensor] : tensors.all()) {
-    if (name.starts_with("model.mtp_")) names.push_back(name);
+    if (name.starts_with("model.mtp_") || name.starts_with("mtp.")) names.push_back(name);
     if (!name.starts_with(kPrefix)) continue;
     const std::string digits =
         name.substr(kPrefix.size(), name.find('.', kPrefix.size()) - kPrefix.size());

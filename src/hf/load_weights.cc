@@ -38,7 +38,9 @@ void load_link(const TensorLink& link, const HfTensor& source, const Tensor& tar
     data = split.data();
   }
   std::byte* to = static_cast<std::byte*>(target.data) + link.own_begin * dtype_size(target.dtype);
-  if (link.transposed) {
+  if (link.offset != 0) {
+    add_offset(data, from, to, target.dtype, link.num_elements(), link.offset);
+  } else if (link.transposed) {
     transpose_columns({data, link.cols, link.rows, from}, 0, link.rows, to, target.dtype);
   } else {
     convert_elements(data, from, to, target.dtype, link.num_elements());

@@ -156,6 +156,10 @@ class Transfer {
     const DType from = source_.dtype(block.source);
     const int64_t count = num_rows * block.cols;
     const auto elements = source_.read(block.source, block.source_begin + row * block.cols, count);
+    if (block.offset != 0) {
+      add_offset(elements.data(), from, room(count * dtype_size(to)), to, count, block.offset);
+      return give(block.source, buffer_, to);
+    }
     const bool arranged = block.halves == Halves::kAsTheyAre;
     if (from == to && arranged) return give(block.source, elements, to);
     convert_elements(elements.data(), from, room(count * dtype_size(to)), to, count);
@@ -230,7 +234,7 @@ Plan plan_to_own(const TensorMap& map) {
   for (const TensorLink& link : map.links) {
     plan[link.own].push_back({link.hf, link.hf_begin, link.own_begin, link.rows, link.cols,
                               link.transposed,
-                              link.alternating ? Halves::kSplit : Halves::kAsTheyAre});
+                              link.alternating ? Halves::kSplit : Halves::kAsTheyAre, link.offset});
   }
   sort_blocks(plan);
   return plan;
@@ -242,7 +246,8 @@ Plan plan_to_hf(const TensorMap& map) {
     const int64_t rows = link.transposed ? link.cols : link.rows;
     const int64_t cols = link.transposed ? link.rows : link.cols;
     plan[link.hf].push_back({link.own, link.own_begin, link.hf_begin, rows, cols, link.transposed,
-                             link.alternating ? Halves::kInTurn : Halves::kAsTheyAre});
+                             link.alternating ? Halves::kInTurn : Halves::kAsTheyAre,
+                             -link.offset});
   }
   for (const auto& [copy, original] : map.copies) plan[copy] = plan[original];
   sort_blocks(plan);

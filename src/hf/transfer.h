@@ -80,6 +80,7 @@ struct BlockCopy {
   int64_t cols = 0;
   bool transposed = false;
   Halves halves = Halves::kAsTheyAre;
+  float offset = 0;  ///< what the target's elements are more; of dense blocks alone
 
   int64_t num_elements() const { return rows * cols; }
 };

@@ -29,8 +29,16 @@ std::vector<BlockCopy> to_identity(std::span<const BlockCopy> blocks, size_t ten
     block.source_begin = block.target_begin;
     block.transposed = false;
     block.halves = Halves::kAsTheyAre;
+    block.offset = -block.offset;
   }
   return identity;
+}
+
+/// The same blocks as they are: what they differ by was added to what they are compared with.
+std::vector<BlockCopy> without_offsets(std::span<const BlockCopy> blocks) {
+  std::vector<BlockCopy> plain(blocks.begin(), blocks.end());
+  for (BlockCopy& block : plain) block.offset = 0;
+  return plain;
 }
 
 enum class Comparison { kEqual, kEqualRounded, kDiffers };
@@ -41,13 +49,14 @@ class TensorComparison {
   TensorComparison(const VerifyRequest& request, size_t tensor, const AdvanceProgress& advance)
       : request_(request),
         advance_(advance),
-        blocks_(request.back[tensor]),
-        identity_(to_identity(blocks_, tensor)) {
+        blocks_(without_offsets(request.back[tensor])),
+        identity_(to_identity(request.back[tensor], tensor)) {
     const DType own = request.source->dtype(tensor);
-    for (const BlockCopy& block : blocks_) {
+    for (const BlockCopy& block : request.back[tensor]) {
       const DType other = request.target->dtype(block.source);
-      own_types_.push_back(own);
-      rounded_types_.push_back(is_exact(own, other) ? own : other);
+      // The sum with an offset was rounded to what the target has.
+      own_types_.push_back(block.offset != 0 ? other : own);
+      rounded_types_.push_back(block.offset == 0 && is_exact(own, other) ? own : other);
     }
   }
 
@@ -65,7 +74,7 @@ class TensorComparison {
 
   const VerifyRequest& request_;
   const AdvanceProgress& advance_;
-  std::span<const BlockCopy> blocks_;
+  std::vector<BlockCopy> blocks_;
   std::vector<BlockCopy> identity_;
   std::vector<DType> own_types_;
   std::vector<DType> rounded_types_;

@@ -364,11 +364,30 @@ constexpr Family kGraniteMoeShared = {
     .shared_name = "shared_mlp",
 };
 
+constexpr Family kQwen3Next = {
+    .model_type = "qwen3_next",
+    .architecture = "Qwen3NextForCausalLM",
+    .defaults = R"({"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632,
+        "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+        "partial_rotary_factor": 0.25, "attention_bias": false, "layer_types": null,
+        "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "decoder_sparse_step": 1, "mlp_only_layers": null, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10,
+        "norm_topk_prob": true, "output_router_logits": false, "router_aux_loss_coef": 0.001})",
+    .fixed = R"({"use_sliding_window": false})",
+    .qk_norm = QkNorm::kHead,
+    .output_bias = true,
+    .gated_delta = true,
+    .shared_name = "shared_expert",
+};
+
 constexpr std::array kFamilies = {
-    kLlama,     kMistral,          kQwen2,       kQwen3,        kMixtral,    kQwen3Moe,
-    kOlmoe,     kQwen2Moe,         kDeepseekV2,  kDeepseekV3,   kGlm4Moe,    kGptOss,
-    kDots1,     kMinimaxM2,        kErnie45Moe,  kHunyuanV1Moe, kGraniteMoe, kHyV3,
-    kSolarOpen, kGraniteMoeShared, kGlm4MoeLite, make_kimi_k2()};
+    kLlama,     kMistral,          kQwen2,       kQwen3,         kMixtral,    kQwen3Moe,
+    kOlmoe,     kQwen2Moe,         kDeepseekV2,  kDeepseekV3,    kGlm4Moe,    kGptOss,
+    kDots1,     kMinimaxM2,        kErnie45Moe,  kHunyuanV1Moe,  kGraniteMoe, kHyV3,
+    kSolarOpen, kGraniteMoeShared, kGlm4MoeLite, make_kimi_k2(), kQwen3Next};
 
 }  // namespace
 

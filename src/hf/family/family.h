@@ -64,7 +64,10 @@ struct Family {
   bool clamped_swiglu = false;  ///< instead of what `hidden_act` says
   bool listed_counts = false;   ///< numbers of experts may be lists of one number for each layer
   bool base_alpha = false;      ///< the rotation's base may grow by an `alpha` (rope_json.cc)
-  bool one_shared = false;      ///< a shared expert of the experts' inner size, which no key says
+  /// Qwen3-Next: Gated DeltaNet in the layers that `layer_types` lists, or in all but every n-th;
+  /// attention with an output gate; norms of 1 + weight
+  bool gated_delta = false;
+  bool one_shared = false;  ///< a shared expert of the experts' inner size, which no key says
   WindowRule window = WindowRule::kNone;
   RouterRule router = RouterRule::kSoftmax;
   ExpertTensors expert_tensors = ExpertTensors::kPlain;

@@ -287,7 +287,21 @@ TEST(HfConfigRefusal, NamesKeysByTheFamilysSpelling) {
   EXPECT_THAT(error_with("ernie4_5_moe", "num_experts", 4), HasSubstr("differ"));
 }
 
+TEST(HfConfig, Qwen3NextHasGatedDeltaNetWhereItSaysSo) {
+  json config = fixture_json("qwen3_next");
+  EXPECT_THAT(parse(config).delta_layers, ElementsAre(0, 2)) << "listed";
+  config.erase("layer_types");
+  config["full_attention_interval"] = 3;
+  EXPECT_THAT(parse(config).delta_layers, ElementsAre(0, 1)) << "all but every third";
+  config.erase("full_attention_interval");
+  EXPECT_THAT(parse(config).delta_layers, ElementsAre(0, 1, 2)) << "all but every fourth";
+}
+
 TEST(HfConfigRefusal, NamesValuesThatChangeTheResult) {
+  EXPECT_THAT(error_with("qwen3_next", "layer_types",
+                         {"full_attention", "sliding_attention", "full_attention"}),
+              HasSubstr("supported are full_attention and linear_attention"));
+  EXPECT_THAT(error_with("qwen3_next", "hidden_act", "gelu"), HasSubstr("only silu is supported"));
   EXPECT_THAT(error_with("dots1", "scoring_func", "softmax"),
               HasSubstr(R"(only ["sigmoid","noaux_tc"] is supported)"));
   EXPECT_THAT(error_with("dots1", "scoring_func", "noaux_tc"), "no error");

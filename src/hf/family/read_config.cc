@@ -7,6 +7,7 @@
 #include "hf/family/hf_config.h"
 #include "hf/family/rope_json.h"
 #include "model/config/limits.h"
+#include "ops/short_conv/short_conv.h"
 
 namespace tessera {
 namespace {
@@ -161,7 +162,9 @@ std::vector<int64_t> default_window_layers(const ConfigJson& config, int64_t num
   return layers;
 }
 
-std::vector<int64_t> read_layer_types(const ConfigJson& config, int64_t num_layers) {
+/// The layers whose type is not full attention but `other`.
+std::vector<int64_t> read_layer_types(const ConfigJson& config, int64_t num_layers,
+                                      std::string_view other) {
   const json& types = config.value("layer_types");
   require(types.is_array() && std::cmp_equal(types.size(), num_layers),
           "{}: 'layer_types' must be a list of one type for each of the {} layers", config.where(),
@@ -169,11 +172,10 @@ std::vector<int64_t> read_layer_types(const ConfigJson& config, int64_t num_laye
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < num_layers; ++i) {
     const std::string& type = json_text(types[i], "a type in layer_types", config.where());
-    require(type == "full_attention" || type == "sliding_attention",
-            "{}: the layer type {} is not supported; supported are full_attention and "
-            "sliding_attention",
-            config.where(), quote_for_message(type));
-    if (type == "sliding_attention") layers.push_back(i);
+    require(type == "full_attention" || type == other,
+            "{}: the layer type {} is not supported; supported are full_attention and {}",
+            config.where(), quote_for_message(type), other);
+    if (type == other) layers.push_back(i);
   }
   return layers;
 }
@@ -196,7 +198,7 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
   }
   const bool listed = !config.is_null("layer_types");
   std::vector<int64_t> layers;
-  if (listed) layers = read_layer_types(config, model.num_layers);
+  if (listed) layers = read_layer_types(config, model.num_layers, "sliding_attention");
   if (!listed && has_window) layers = default_window_layers(config, model.num_layers);
   require(layers.empty() || has_window,
           "{}: 'layer_types' lists sliding_attention, but there is no window: set {}sliding_window",
@@ -204,6 +206,28 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
           config.family().has_key("use_sliding_window") ? "use_sliding_window and " : "");
   if (has_window)
     set_window(model, bounded(config, "sliding_window", 1, kMaxLength), std::move(layers));
+}
+
+/// Gated DeltaNet in all layers but every n-th, where no list says which.
+void read_delta(const ConfigJson& config, ModelConfig& model) {
+  if (!config.family().gated_delta) return;
+  require(model.activation == Activation::kSwiGLU,
+          "{}: 'hidden_act' is {}; only silu is supported here, of the short convolutions too",
+          config.where(), quote_for_message(config.text("hidden_act")));
+  model.attention_gate = true;
+  model.delta = {.num_key_heads = bounded(config, "linear_num_key_heads", 1, kMaxHeads),
+                 .num_value_heads = bounded(config, "linear_num_value_heads", 1, kMaxHeads),
+                 .key_size = bounded(config, "linear_key_head_dim", 1, kMaxWidth),
+                 .value_size = bounded(config, "linear_value_head_dim", 1, kMaxWidth),
+                 .conv_size = bounded(config, "linear_conv_kernel_dim", 1, ShortConv::kMaxTaps)};
+  if (!config.is_null("layer_types")) {
+    model.delta_layers = read_layer_types(config, model.num_layers, "linear_attention");
+    return;
+  }
+  const int64_t interval = bounded(config, "full_attention_interval", 1, kMaxLayers);
+  for (int64_t i = 0; i < model.num_layers; ++i) {
+    if ((i + 1) % interval != 0) model.delta_layers.push_back(i);
+  }
 }
 
 /// Makes the layers without experts those for which `is_dense` holds.
@@ -384,6 +408,7 @@ ImportedConfig parse_hf_config(std::string_view text, const std::string& where) 
   }
   read_biases(config, model);
   read_windows(config, model);
+  read_delta(config, model);
   model.rope = read_rope(config);
   if (imported.family->is_moe()) read_moe(config, model, imported.notes);
   check_olmoe_heads(config, model);

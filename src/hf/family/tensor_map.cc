@@ -67,10 +67,16 @@ class MapBuilder {
                           .cols = size});
   }
 
+  /// Of a layer's or a head's RMSNorm: Qwen3-Next's multiplies by 1 + weight.
+  void link_norm(const std::string& hf_name, int64_t size, const std::string& own_name) {
+    link_vector(hf_name, size, own_name);
+    map_.links.back().offset = family_.gated_delta ? 1.0F : 0.0F;
+  }
+
   void add_tables() {
     const Shape table{layout_.vocab_size, model_.hidden_size};
     link("model.embed_tokens.weight", table, "embedding.weight");
-    link_vector("model.norm.weight", model_.hidden_size, "final_norm.weight");
+    link_norm("model.norm.weight", model_.hidden_size, "final_norm.weight");
     if (!model_.tie_embeddings) {
       link("lm_head.weight", table, "head.weight");
     } else if (layout_.stored_tied_head) {
@@ -81,10 +87,12 @@ class MapBuilder {
   void add_layer(int64_t layer) {
     hf_ = fmt::format("model.layers.{}.", layer);
     own_ = layer_parameter_name(layer, "");
-    link_vector(hf_ + "input_layernorm.weight", model_.hidden_size, own_ + "attn_norm.weight");
-    link_vector(hf_ + "post_attention_layernorm.weight", model_.hidden_size,
-                own_ + "mlp_norm.weight");
-    if (model_.is_latent()) {
+    link_norm(hf_ + "input_layernorm.weight", model_.hidden_size, own_ + "attn_norm.weight");
+    link_norm(hf_ + "post_attention_layernorm.weight", model_.hidden_size,
+              own_ + "mlp_norm.weight");
+    if (model_.is_delta_layer(layer)) {
+      add_delta();
+    } else if (model_.is_latent()) {
       add_latent_attention();
     } else {
       add_attention();
@@ -111,7 +119,11 @@ class MapBuilder {
     const int64_t queries = model_.num_heads * model_.head_dim();
     const int64_t keys = model_.kv_heads() * model_.head_dim();
     const int64_t hidden = model_.hidden_size;
-    add_projection("self_attn.q_proj", "attn.q", {queries, hidden}, model_.qkv_bias);
+    if (model_.attention_gate) {
+      add_gated_queries();
+    } else {
+      add_projection("self_attn.q_proj", "attn.q", {queries, hidden}, model_.qkv_bias);
+    }
     add_projection("self_attn.k_proj", "attn.k", {keys, hidden}, model_.qkv_bias);
     add_projection("self_attn.v_proj", "attn.v", {keys, hidden}, model_.qkv_bias);
     add_output_projection();
@@ -120,10 +132,75 @@ class MapBuilder {
     if (model_.qk_norm == QkNorm::kNone) return;
     const bool all = model_.qk_norm == QkNorm::kAll;
     const auto& [query_norm, key_norm] = family_.norm_names;
-    link_vector(fmt::format("{}self_attn.{}.weight", hf_, query_norm),
-                all ? queries : model_.head_dim(), own_ + "attn.q_norm.weight");
-    link_vector(fmt::format("{}self_attn.{}.weight", hf_, key_norm), all ? keys : model_.head_dim(),
-                own_ + "attn.k_norm.weight");
+    link_norm(fmt::format("{}self_attn.{}.weight", hf_, query_norm),
+              all ? queries : model_.head_dim(), own_ + "attn.q_norm.weight");
+    link_norm(fmt::format("{}self_attn.{}.weight", hf_, key_norm), all ? keys : model_.head_dim(),
+              own_ + "attn.k_norm.weight");
+  }
+
+  /// A part of a tensor that stands in several of Tessera's, by the names of these.
+  struct GroupPart {
+    std::string own_name;
+    int64_t rows = 0;  ///< of a group
+  };
+
+  /// Rows of a tensor [groups · rows of all parts, cols] in groups, each with its part of every
+  /// one.
+  void link_groups(size_t hf, int64_t groups, const std::vector<GroupPart>& parts, int64_t cols) {
+    int64_t begin = 0;
+    for (int64_t group = 0; group < groups; ++group) {
+      for (const GroupPart& part : parts) {
+        map_.links.push_back({.hf = hf,
+                              .hf_begin = begin,
+                              .own = own(own_ + part.own_name),
+                              .own_begin = group * part.rows * cols,
+                              .rows = part.rows,
+                              .cols = cols});
+        begin += part.rows * cols;
+      }
+    }
+  }
+
+  /// Of every head its query, then the gate of what it attends to.
+  void add_gated_queries() {
+    const int64_t heads = model_.num_heads;
+    const int64_t size = model_.head_dim();
+    const int64_t hidden = model_.hidden_size;
+    const auto add = [&](const std::string& end, const Shape& shape, int64_t cols) {
+      link_groups(add_hf(hf_ + "self_attn.q_proj" + end, shape), heads,
+                  {{"attn.q" + end, size}, {"attn.gate" + end, size}}, cols);
+    };
+    add(".weight", {2 * heads * size, hidden}, hidden);
+    if (model_.qkv_bias) add(".bias", {2 * heads * size}, 1);
+  }
+
+  /// Qwen3-Next's: the projections of each key head and of its value heads follow one another.
+  void add_delta() {
+    const DeltaConfig& delta = model_.delta;
+    const std::string hf = hf_ + "linear_attn.";
+    const int64_t hidden = model_.hidden_size;
+    const int64_t heads = delta.num_value_heads;
+    const int64_t keys = delta.keys();
+    const int64_t values = delta.values();
+    const int64_t group = heads / delta.num_key_heads;
+    link_groups(add_hf(hf + "in_proj_qkvz.weight", {2 * keys + 2 * values, hidden}),
+                delta.num_key_heads,
+                {{"delta.q.weight", delta.key_size},
+                 {"delta.k.weight", delta.key_size},
+                 {"delta.v.weight", group * delta.value_size},
+                 {"delta.z.weight", group * delta.value_size}},
+                hidden);
+    link_groups(add_hf(hf + "in_proj_ba.weight", {2 * heads, hidden}), delta.num_key_heads,
+                {{"delta.b.weight", group}, {"delta.a.weight", group}}, hidden);
+    link_groups(add_hf(hf + "conv1d.weight", {2 * keys + values, 1, delta.conv_size}), 1,
+                {{"delta.q_conv.weight", keys},
+                 {"delta.k_conv.weight", keys},
+                 {"delta.v_conv.weight", values}},
+                delta.conv_size);
+    link_vector(hf + "A_log", heads, own_ + "delta.log_decay");
+    link_vector(hf + "dt_bias", heads, own_ + "delta.decay_bias");
+    link_vector(hf + "norm.weight", delta.value_size, own_ + "delta.norm.weight");
+    link(hf + "out_proj.weight", {hidden, values}, own_ + "delta.o.weight");
   }
 
   void add_latent_attention() {

@@ -32,6 +32,8 @@ struct TensorLink {
   /// In each row of Hugging Face's block the elements of two halves stand in turn, which in
   /// Tessera's follow one another.
   bool alternating = false;
+  /// What Tessera's elements are more than Hugging Face's, in F32: norms of 1 + weight.
+  float offset = 0;
 
   int64_t num_elements() const { return rows * cols; }
   /// Elements in a row of Hugging Face's block.

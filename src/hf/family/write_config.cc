@@ -95,6 +95,22 @@ void write_windows(ConfigWriter& config, const ModelConfig& model) {
   config.set("layer_types", std::move(types));
 }
 
+/// Which layers have Gated DeltaNet is listed, so nothing is said of an interval.
+void write_delta(ConfigWriter& config, const ModelConfig& model) {
+  if (!config.family().gated_delta) return;
+  config.drop("full_attention_interval");
+  const DeltaConfig& delta = model.delta;
+  config.set("linear_num_key_heads", delta.num_key_heads);
+  config.set("linear_num_value_heads", delta.num_value_heads);
+  config.set("linear_key_head_dim", delta.key_size);
+  config.set("linear_value_head_dim", delta.value_size);
+  config.set("linear_conv_kernel_dim", delta.conv_size);
+  json types = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer)
+    types.push_back(model.is_delta_layer(layer) ? "linear_attention" : "full_attention");
+  config.set("layer_types", std::move(types));
+}
+
 /// The older spelling, which all versions of transformers read.
 void write_rope_keys(ConfigWriter& config, const ModelConfig& model) {
   const RopeConfig& rope = model.rope;
@@ -239,6 +255,11 @@ ModelConfig plain_model(const ModelConfig& model) {
   plain.mtp_loss_coefficient = ModelConfig{}.mtp_loss_coefficient;
   plain.rope = plain_rope(model.rope);
   if (!model.is_latent()) plain.latent = {};
+  plain.delta_layers.clear();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.is_delta_layer(layer)) plain.delta_layers.push_back(layer);
+  }
+  if (plain.delta_layers.empty()) plain.delta = {};
   plain.moe = plain_moe(model);
   return plain;
 }
@@ -262,6 +283,7 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   write_shape(config, model);
   write_attention(config, model);
   write_windows(config, model);
+  write_delta(config, model);
   write_rope_keys(config, model);
   if (family.is_moe()) write_moe(config, model);
   return config.text();

@@ -128,6 +128,12 @@ double moved_share(const std::vector<double>& counts, const std::vector<double>&
   return moved / std::max(1.0, std::accumulate(expected.begin(), expected.end(), 0.0));
 }
 
+/// Norms of 1 + weight, which the truth does not decay: Tessera keeps the sum.
+bool is_centred_norm(const Family& family, const std::string& name) {
+  return family.gated_delta && name.ends_with("norm.weight") &&
+         !name.ends_with("delta.norm.weight");
+}
+
 GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), DType dtype,
                          const Backend& backend)
     : folder_(folder),
@@ -145,8 +151,10 @@ GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), D
   load_hf_tensors(config_, HfTensors(folder), named_weights(loaded));
   copy_weights(loaded, parameters_);
   std::vector<Parameter> trained;
-  for (const ModelParameter& p : parameters_.all())
+  for (const ModelParameter& p : parameters_.all()) {
     trained.push_back({.name = p.spec.name, .weight = p.weight, .grad = p.grad});
+    if (is_centred_norm(*config_.family, p.spec.name)) trained.back().decay = false;
+  }
   optimizer_ = std::make_unique<Optimizer>(
       trained, OptimizerOptions{.weight_decay = 0.1, .decay_all = true}, backend);
 }
