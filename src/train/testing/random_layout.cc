@@ -220,6 +220,25 @@ void draw_multipliers(Draw& draw, ModelConfig& model) {
   model.logits_divisor = draw.of({1.0, 6.0});
 }
 
+/// Gated DeltaNet in some layers, where tokens of a sequence are not spread, and a gate.
+void draw_delta(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const ParallelSpec& parallel = result.settings.parallel;
+  model.attention_gate = !model.is_latent() && draw.chance(4);
+  const bool spreads_tokens =
+      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
+  if (spreads_tokens || model.window > 0 || !draw.chance(3)) return;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (draw.chance(2)) model.delta_layers.push_back(layer);
+  }
+  const int64_t heads = parallel.layout.tp * (1 + draw.upto(2));
+  model.delta = {.num_key_heads = heads,
+                 .num_value_heads = heads * (1 + draw.upto(2)),
+                 .key_size = 3 + draw.upto(4),
+                 .value_size = 3 + draw.upto(4),
+                 .conv_size = 1 + draw.upto(4)};
+}
+
 void draw_training(Draw& draw, RandomLayout& result) {
   Settings& settings = result.settings;
   const LayoutSpec& layout = settings.parallel.layout;
@@ -353,6 +372,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     shard.state_on_host = shard.scope != ShardScope::kFull && draw.chance(4);
     draw_biases(draw, result);
     draw_multipliers(draw, result.settings.model);
+    draw_delta(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -198,6 +198,31 @@ TEST(AnyLayouts, SpreadSinksAndBiases) {
   agrees({.cp = 2, .dp = 2, .etp = 2, .ep = 2}, 4);
 }
 
+/// Layers with Gated DeltaNet, their heads spread, between layers with gated attention.
+TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
+  Settings settings = small_settings();
+  ModelConfig& model = settings.model;
+  model.num_layers = 4;
+  model.num_heads = 4;
+  model.num_kv_heads = 2;
+  model.head_size = 8;
+  model.attention_gate = true;
+  model.delta_layers = {0, 1, 2};
+  model.delta = {.num_key_heads = 4, .num_value_heads = 8, .key_size = 6, .value_size = 5};
+  settings.data.sequence_length = 16;
+  settings.data.split_documents = true;
+  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
+    settings.parallel.layout = layout;
+    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+    expect_agreement(settings, num_ranks);
+  };
+  agrees({.tp = 2}, 2);
+  agrees({.pp = 2}, 2);
+  settings.train.recompute = {"all"};
+  agrees({.tp = 4, .ep = 4}, 4);
+  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+}
+
 /// The options of Granite and Hunyuan: multipliers at every end, norms of rotated heads.
 TEST(AnyLayouts, ScaleAndNormRotatedHeads) {
   Settings settings = small_settings();

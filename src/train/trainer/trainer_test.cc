@@ -271,6 +271,15 @@ TEST(Generator, LogProbabilitiesWithSinksWindowsAndBiases) {
   });
 }
 
+/// States of Gated DeltaNet beside keys and values of gated attention.
+TEST(Generator, LogProbabilitiesWithGatedDeltaNet) {
+  expect_cache_agrees([](ModelConfig& model) {
+    model.attention_gate = true;
+    model.delta_layers = {0};
+    model.delta = {.num_key_heads = 2, .num_value_heads = 4, .key_size = 6, .value_size = 5};
+  });
+}
+
 /// As Granite and Hunyuan have them.
 TEST(Generator, LogProbabilitiesWithMultipliersAndNormsOfRotatedHeads) {
   expect_cache_agrees([](ModelConfig& model) {
