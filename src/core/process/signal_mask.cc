@@ -1,5 +1,7 @@
 #include "core/process/signal_mask.h"
 
+#include <initializer_list>
+
 namespace tessera {
 
 sigset_t stop_signals() {

@@ -129,6 +129,10 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kValueCache:
     case Port::kCacheRows:
     case Port::kPageTable:
+    case Port::kQueryConvState:
+    case Port::kKeyConvState:
+    case Port::kValueConvState:
+    case Port::kDeltaStates:
       break;
   }
   return axes.whole();
