@@ -143,7 +143,7 @@ TEST_P(Budget, IsAsGoodAsAnyChoiceByHand) {
   const Settings kept = settings();
   const OneRank one(kept, backend);
   const int64_t num_layers = kept.model.all_layers();
-  for (const ByHand& by_hand : list_by_hand(kept)) {
+  for (const ByHand& by_hand : testing::share_of_cases(list_by_hand(kept), 1)) {
     Settings given = kept;
     given.train.recompute = by_hand.recompute;
     given.train.offload = by_hand.offload;
@@ -180,7 +180,7 @@ TEST_P(Budget, TakesLongerTheLessThereIs) {
   const PolicyCost most = one.trial.judge({});
   const int64_t least = one.trial.judge({.recompute = parse_recompute({"all"})}).bytes();
   double seconds = most.seconds;
-  constexpr int kSteps = 6;
+  constexpr int kSteps = testing::share_of_count(6);
   for (int i = 0; i <= kSteps; ++i) {
     const int64_t limit = most.bytes() - (most.bytes() - least) / kSteps * i;
     const PolicySearchResult found =
