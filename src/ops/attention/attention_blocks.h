@@ -173,10 +173,6 @@ void for_each_key_tile(const QueryBlock& block, std::span<const TokenSpan> keys,
   }
 }
 
-/// Throws UserError unless `cu_seqlens` rises from 0 to `num_tokens`.
-void check_cu_seqlens(const AttentionOperator& op, std::span<const int32_t> cu_seqlens,
-                      int64_t num_tokens);
-
 /// Queries and keys of one sequence, as ranges of a WorkList's blocks and spans.
 struct SequenceWork {
   IndexRange blocks;

@@ -1,6 +1,7 @@
 #include "ops/attention/attention_blocks.h"
 #include "ops/attention/attention_kernels.h"
 #include "ops/cpu_dispatch.h"
+#include "ops/sequence_bounds.h"
 
 namespace tessera {
 namespace {

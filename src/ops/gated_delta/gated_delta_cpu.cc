@@ -196,7 +196,8 @@ void run_head(const DeltaOperands<T>& x, DeltaScratch& scratch, IndexRange token
 void gated_delta(const GatedDelta& op, const Args<GatedDelta>& args) {
   const GatedDeltaSpec& spec = op.spec();
   const Tensor& v = args.in(GatedDelta::kV);
-  const auto bounds = read_sequence_bounds(op, args.in(GatedDelta::kCuSeqlens), v.shape[0]);
+  const auto bounds = args.in(GatedDelta::kCuSeqlens).span<int32_t>();
+  check_cu_seqlens(op, bounds, v.shape[0]);
   const auto sequences = static_cast<int64_t>(bounds.size()) - 1;
   const int64_t bytes = place_forward(spec, {}).num_bytes;
   with_storage(v.dtype, [&](auto storage) {
@@ -324,7 +325,8 @@ void gated_delta_backward(const GatedDeltaBackward& op, const Args<GatedDeltaBac
   const GatedDeltaSpec& spec = op.spec();
   const Tensor& v = args.in(Op::kV);
   const int64_t tokens = v.shape[0];
-  const auto bounds = read_sequence_bounds(op, args.in(Op::kCuSeqlens), tokens);
+  const auto bounds = args.in(Op::kCuSeqlens).span<int32_t>();
+  check_cu_seqlens(op, bounds, tokens);
   const auto sequences = static_cast<int64_t>(bounds.size()) - 1;
   const int64_t bytes = place_backward(spec, tokens, {}).num_bytes;
   with_storage(v.dtype, [&](auto storage) {

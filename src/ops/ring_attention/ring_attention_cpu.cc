@@ -2,6 +2,7 @@
 #include "ops/ring_attention/key_ring.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/ring_attention/ring_work.h"
+#include "ops/sequence_bounds.h"
 
 namespace tessera {
 namespace {

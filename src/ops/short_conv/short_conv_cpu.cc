@@ -133,13 +133,15 @@ void convolve_backward(const Args<ShortConvBackward>& args, std::span<const int3
 
 void short_conv(const ShortConv& op, const Args<ShortConv>& args) {
   const Tensor& x = args.in(ShortConv::kX);
-  const auto bounds = read_sequence_bounds(op, args.in(ShortConv::kCuSeqlens), x.shape[0]);
+  const auto bounds = args.in(ShortConv::kCuSeqlens).span<int32_t>();
+  check_cu_seqlens(op, bounds, x.shape[0]);
   with_storage(x.dtype, [&](auto storage) { convolve<decltype(storage)>(args, bounds); });
 }
 
 void short_conv_backward(const ShortConvBackward& op, const Args<ShortConvBackward>& args) {
   const Tensor& x = args.in(ShortConvBackward::kX);
-  const auto bounds = read_sequence_bounds(op, args.in(ShortConvBackward::kCuSeqlens), x.shape[0]);
+  const auto bounds = args.in(ShortConvBackward::kCuSeqlens).span<int32_t>();
+  check_cu_seqlens(op, bounds, x.shape[0]);
   with_storage(x.dtype, [&](auto storage) { convolve_backward<decltype(storage)>(args, bounds); });
 }
 
