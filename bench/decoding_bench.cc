@@ -131,9 +131,9 @@ struct Bench {
   void decode(int64_t num_sequences) {
     DecodingBatch batch = make_batch(num_sequences);
     for (int64_t i = 0; i < num_sequences; ++i) batch.add(make_request(config, i, kPromptTokens));
-    // Until all prompts are read, and the model of the passes that are timed is made.
+    // Until all prompts are read, and the model of the passes that are timed is made, and recorded.
     while (std::ssize(batch.step()) < num_sequences) continue;
-    batch.step();
+    for (int pass = 0; pass < 3; ++pass) batch.step();
     const auto begin = Clock::now();
     int64_t num_tokens = 0;
     int64_t num_passes = 0;
@@ -151,11 +151,12 @@ struct Bench {
 
   void prefill(int64_t num_tokens) {
     DecodingBatch timed = make_batch(1);  // whose first pass makes the model
-    for (int round = 0; round < 2; ++round) {
+    constexpr int kRounds = 4;
+    for (int round = 0; round < kRounds; ++round) {
       timed.add(make_request(config, round, num_tokens));
       const auto begin = Clock::now();
       timed.step();
-      if (round == 1)
+      if (round + 1 == kRounds)
         std::cout << fmt::format("a prompt of {} tokens is read at {:.1f} tokens/s\n", num_tokens,
                                  static_cast<double>(num_tokens) / seconds_since(begin));
       timed.remove(round);

@@ -9,6 +9,7 @@
 #include "program/dependencies.h"
 #include "program/testing/random_program.h"
 #include "runtime/executable.h"
+#include "runtime/recorded_pass.h"
 
 namespace tessera {
 namespace {
@@ -318,6 +319,67 @@ TEST(Recording, FailuresOfKernelsNameTheOperator) {
   rig.context->fails = "";
   for (int i = 0; i < 3; ++i) rig.run(1);
   EXPECT_EQ(rig.device->num_recorded, 1);
+}
+
+/// A program that runs three times makes a pass, which is recorded as a whole.
+class Passes : public ::testing::Test {
+ protected:
+  void run(int count) {
+    for (int i = 0; i < count; ++i) {
+      pass_.run([this] {
+        for (int k = 0; k < 3; ++k) rig_.executable.run(rig_.bindings);
+      });
+    }
+  }
+  /// The sums, to which each run of the program adds as much.
+  void expect_passes(int count) const {
+    const Rig plain(make_sums());
+    plain.backend.control().graphs = GraphMode::kOff;
+    plain.fill(1);
+    for (int i = 0; i < 3 * count; ++i) plain.executable.run(plain.bindings);
+    EXPECT_EQ(rig_.values(), plain.values());
+    EXPECT_EQ(rig_.backend.control().num_operators, 6 * count);
+  }
+
+  Rig rig_{make_sums()};
+  RecordedPass pass_{rig_.backend};
+};
+
+TEST_F(Passes, AreRecordedAtTheSecond) {
+  rig_.fill(1);
+  run(4);
+  expect_passes(4);
+  EXPECT_EQ(rig_.device->num_given, 6);
+  EXPECT_EQ(rig_.device->num_recorded, 1);
+  EXPECT_EQ(rig_.device->num_replayed, 3);
+}
+
+TEST_F(Passes, AreRecordedAnewWhenKernelsReplaceWhatTheyKeep) {
+  rig_.fill(1);
+  run(3);
+  ++rig_.context->number;
+  run(3);
+  expect_passes(6);
+  EXPECT_EQ(rig_.device->num_recorded, 2);
+}
+
+TEST_F(Passes, ThatCannotBeRecordedLeaveProgramsThatAre) {
+  rig_.fill(1);
+  run(1);
+  rig_.context->fails_recording = "add";
+  run(1);
+  rig_.context->fails_recording = "";
+  run(2);
+  expect_passes(4);
+  EXPECT_EQ(rig_.device->num_replayed, 0);  // since programs had failed, too
+}
+
+TEST_F(Passes, AreNotRecordedWhereThatIsOff) {
+  rig_.fill(1);
+  rig_.backend.control().graphs = GraphMode::kOff;
+  run(3);
+  expect_passes(3);
+  EXPECT_EQ(rig_.device->num_recorded, 0);
 }
 
 TEST(PreparedRuns, AreTheLastUsed) {

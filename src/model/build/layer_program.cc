@@ -4,6 +4,7 @@
 #include "model/build/mlp_blocks.h"
 #include "model/build/moe_blocks.h"
 #include "ops/add/add.h"
+#include "ops/choose_token/choose_token.h"
 #include "ops/collective/collective.h"
 #include "ops/embedding/embedding.h"
 #include "ops/linear/linear.h"
@@ -197,17 +198,32 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   return head;
 }
 
-ModelProgram build_logits(const ModelConfig& config, const BatchShape& shape) {
+ModelProgram build_logits(const ModelConfig& config, const BatchShape& shape, int64_t chosen_rows) {
   const StageGroups groups = single_rank_groups();
-  const PortContext context{
-      .role = ProgramRole::kLogits, .config = config, .shape = shape, .groups = groups};
+  const PortContext context{.role = ProgramRole::kLogits,
+                            .config = config,
+                            .shape = shape,
+                            .groups = groups,
+                            .chosen_rows = chosen_rows};
   ModelProgram result{.forward = Program("logits")};
   Program& program = result.forward;
-  const ValueId hidden = add_port(program, result.ports, Port::kHidden, context);
+  ValueId hidden = add_port(program, result.ports, Port::kHidden, context);
+  if (port_rule(Port::kChosenRows).present(context)) {
+    const ValueId rows = add_port(program, result.ports, Port::kChosenRows, context);
+    hidden = program.add1(make_embedding(), {rows, hidden}, "chosen_hidden");
+  }
   const ValueId normed = build_final_norm(config, program, hidden, 0);
   const ValueId weight = program.add_weight(head_weight_name(config),
                                             {shape.dtype, {config.vocab_size, config.hidden_size}});
-  result.ports.set(Port::kLogits, program.add1(make_linear(), {normed, weight}, "logits"));
+  const ValueId logits = program.add1(make_linear(), {normed, weight}, "logits");
+  result.ports.set(Port::kLogits, logits);
+  if (chosen_rows > 0) {
+    const ValueId rules = add_port(program, result.ports, Port::kTokenRules, context);
+    const auto chosen =
+        program.add(make_choose_token(), {logits, rules}, {"chosen_token", "log_probability"});
+    result.ports.set(Port::kChosenToken, chosen[ChooseToken::kToken]);
+    result.ports.set(Port::kChosenLogProbability, chosen[ChooseToken::kLogProbability]);
+  }
   finish_ports(program, result.ports, context);
   return result;
 }

@@ -49,7 +49,9 @@ ModelProgram build_embedding(const ModelConfig& config, const BatchShape& shape,
 ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
                         const StageGroups& groups, bool with_gradient, int64_t depth = 0);
 
-/// Final norm and head for generation, on one rank.
-ModelProgram build_logits(const ModelConfig& config, const BatchShape& shape);
+/// Final norm and head for generation, on one rank. With `chosen_rows` also the choice of the
+/// tokens that come next to so many rows, which have logits then: all T in their order, or fewer.
+ModelProgram build_logits(const ModelConfig& config, const BatchShape& shape,
+                          int64_t chosen_rows = 0);
 
 }  // namespace tessera

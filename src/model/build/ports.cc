@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/choose_token/token_rule.h"
 #include "ops/paged_attention/paged_attention.h"
 
 namespace tessera {
@@ -39,7 +40,17 @@ ValueType own_losses(const Context& c) {
   return f32(own_tokens(c.shape, c.groups));
 }
 ValueType logits_type(const Context& c) {
-  return {c.shape.dtype, {own_tokens(c.shape, c.groups), c.config.vocab_size}};
+  const int64_t rows = c.chosen_rows > 0 ? c.chosen_rows : own_tokens(c.shape, c.groups);
+  return {c.shape.dtype, {rows, c.config.vocab_size}};
+}
+ValueType chosen_ids(const Context& c) {
+  return i32(c.chosen_rows);
+}
+ValueType token_rules_type(const Context& c) {
+  return {.dtype = DType::kU8, .shape = {c.chosen_rows, int64_t{sizeof(TokenRule)}}};
+}
+ValueType chosen_numbers(const Context& c) {
+  return {.dtype = DType::kF64, .shape = {c.chosen_rows}};
 }
 ValueType by_expert(const Context& c) {
   return f32(c.config.moe.num_experts);
@@ -128,6 +139,12 @@ bool in_spread_head(const Context& c) {
 bool in_logits(const Context& c) {
   return c.role == ProgramRole::kLogits;
 }
+bool in_choice(const Context& c) {
+  return in_logits(c) && c.chosen_rows > 0;
+}
+bool in_choice_of_some(const Context& c) {
+  return in_choice(c) && c.chosen_rows < own_tokens(c.shape, c.groups);
+}
 bool not_in_embedding(const Context& c) {
   return !in_embedding(c);
 }
@@ -210,6 +227,13 @@ constexpr PortRule kRules[] = {
      in_cached_delta},
     {Port::kDeltaStates, "delta_states", kInPlace, "states of the value heads (GatedDeltaCached)",
      delta_states_type, in_cached_delta},
+    {Port::kChosenRows, "chosen_rows", kIn, "the tokens whose next ones are chosen", chosen_ids,
+     in_choice_of_some},
+    {Port::kTokenRules, "token_rules", kIn, "how (TokenRule)", token_rules_type, in_choice},
+    {Port::kChosenToken, "chosen_token", kOut, "the next token, or the one given", chosen_ids,
+     in_choice},
+    {Port::kChosenLogProbability, "chosen_log_probability", kOut, "its own", chosen_numbers,
+     in_choice},
     {Port::kEmbedded, "embedded", kIn, "embeddings of the tokens to predict from", hidden_type,
      in_predicting},
 };

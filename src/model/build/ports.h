@@ -86,6 +86,11 @@ enum class Port : uint8_t {
   kKeyConvState,
   kValueConvState,
   kDeltaStates,
+  // Choice of tokens.
+  kChosenRows,
+  kTokenRules,
+  kChosenToken,
+  kChosenLogProbability,
   // Multi-token prediction.
   kEmbedded,
 };
@@ -102,6 +107,8 @@ struct PortContext {
   const BatchShape& shape;
   const StageGroups& groups;
   std::optional<CacheShape> cache = std::nullopt;
+  /// Rows of which a program of logits chooses the next token; 0: it gives the logits of all.
+  int64_t chosen_rows = 0;
 };
 
 enum class PortUse : uint8_t {

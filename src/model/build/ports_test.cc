@@ -69,6 +69,11 @@ TEST_F(Ports, ProgramsHaveThoseOfTheirKind) {
   EXPECT_EQ(ports_of(build_head(config_, shape_, groups_, true)),
             (Names{"hidden", "labels", "scale", "loss", "token_loss"}));
   EXPECT_EQ(ports_of(build_logits(config_, shape_)), (Names{"hidden", "logits"}));
+  EXPECT_EQ(ports_of(build_logits(config_, shape_, shape_.num_tokens)),
+            (Names{"hidden", "logits", "token_rules", "chosen_token", "chosen_log_probability"}));
+  EXPECT_EQ(ports_of(build_logits(config_, shape_, 1)),
+            (Names{"hidden", "logits", "chosen_rows", "token_rules", "chosen_token",
+                   "chosen_log_probability"}));
   EXPECT_EQ(ports_of(build_block(config_, LayerBlock::kMlp, {}, shape_, groups_)),
             (Names{"hidden", "hidden_out"}));
 }

@@ -133,6 +133,10 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kKeyConvState:
     case Port::kValueConvState:
     case Port::kDeltaStates:
+    case Port::kChosenRows:
+    case Port::kTokenRules:
+    case Port::kChosenToken:
+    case Port::kChosenLogProbability:
       break;
   }
   return axes.whole();

@@ -10,6 +10,7 @@
 #include "model/run/layer_binder.h"
 #include "ops/paged_attention/paged_attention.h"
 #include "program/compile/compile.h"
+#include "runtime/recorded_pass.h"
 
 namespace tessera {
 namespace {
@@ -45,7 +46,8 @@ struct ForwardPrograms {
   std::vector<CompileReport> reports;
 
   ForwardPrograms(const ModelConfig& trained, const BatchShape& batch, ForwardGoal goal,
-                  const Backend& own, const std::optional<CacheShape>& cache)
+                  const Backend& own, const std::optional<CacheShape>& cache,
+                  int64_t chosen_rows = 0)
       : config(for_inference(trained)), shape(batch), backend(own) {
     embedding_layout = build_embedding(config, shape, single_rank_groups());
     embedding = make_executable(embedding_layout.forward, {});
@@ -55,7 +57,7 @@ struct ForwardPrograms {
     }
     head_layout = goal == ForwardGoal::kLoss
                       ? build_head(config, shape, single_rank_groups(), false)
-                      : build_logits(config, shape);
+                      : build_logits(config, shape, chosen_rows);
     head = make_executable(head_layout.forward, {});
   }
 
@@ -99,15 +101,22 @@ std::optional<CacheShape> shape_of(const KeyValueCache* cache) {
 
 struct ForwardModel::Impl : ForwardPrograms {
   Impl(const ModelConfig& trained, const BatchShape& batch, ForwardGoal goal, const Backend& own,
-       KeyValueCache* keys_and_values)
-      : ForwardPrograms(trained, batch, goal, own, shape_of(keys_and_values)),
-        cache(keys_and_values) {}
+       KeyValueCache* keys_and_values, int64_t num_chosen)
+      : ForwardPrograms(trained, batch, goal, own, shape_of(keys_and_values), num_chosen),
+        cache(keys_and_values),
+        chosen_rows(num_chosen),
+        pass(own) {}
 
   KeyValueCache* cache;
+  int64_t chosen_rows;
+  RecordedPass pass;
   MirroredTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
   MirroredTensor cache_rows, page_table;  // of a paged cache
+  MirroredTensor chosen, rules;
   OwnedTensor streams[2];
   OwnedTensor loss, result;
+  std::vector<int64_t> places;  // of the last pass's chosen rows, among those with logits
+  OwnedTensor chosen_tokens, chosen_log_probabilities;
   OwnedTensor host_result;                 // a copy of a device's
   std::vector<OwnedTensor> expert_biases;  // copies of the host's, on a device
   OwnedTensor balance_loss, z_loss, score_means, counts, dropped;
@@ -131,6 +140,10 @@ struct ForwardModel::Impl : ForwardPrograms {
       page_table =
           MirroredTensor(DType::kI32, {shape.max_sequences, pages_of(cache->capacity())}, device());
     }
+    if (chosen_rows > 0) {
+      chosen = MirroredTensor(DType::kI32, {chosen_rows}, device());
+      rules = MirroredTensor(DType::kU8, {chosen_rows, int64_t{sizeof(TokenRule)}}, device());
+    }
     scale = MirroredTensor(DType::kF32, {1}, device());
     *scale.get().as<float>() = 1;
     scale.upload();
@@ -144,12 +157,7 @@ struct ForwardModel::Impl : ForwardPrograms {
     for (OwnedTensor& stream : streams)
       stream = make(shape.dtype, {shape.num_tokens, config.hidden_size}, "hidden states");
     loss = make(DType::kF32, {1}, "the loss");
-    const bool is_loss = goal == ForwardGoal::kLoss;
-    const DType dtype = is_loss ? DType::kF32 : shape.dtype;
-    const Shape result_shape =
-        is_loss ? Shape{shape.num_tokens} : Shape{shape.num_tokens, config.vocab_size};
-    result = make(dtype, result_shape, is_loss ? "losses of tokens" : "logits");
-    if (!device().is_host()) host_result = OwnedTensor(dtype, result_shape, "logits on the host");
+    allocate_result(goal);
     const Shape experts = {std::max<int64_t>(config.moe.num_experts, 1)};
     balance_loss = make(DType::kF32, {1}, "the balance loss");
     z_loss = make(DType::kF32, {1}, "the z-loss");
@@ -157,6 +165,24 @@ struct ForwardModel::Impl : ForwardPrograms {
     score_means = make(DType::kF32, experts, "scores of the experts");
     dropped = make(DType::kI64, {1}, "the dropped assignments");
     transient = Buffer(transient_bytes(), "working memory of the layers", device());
+  }
+
+  void allocate_result(ForwardGoal goal) {
+    const bool is_loss = goal == ForwardGoal::kLoss;
+    const DType dtype = is_loss ? DType::kF32 : shape.dtype;
+    const int64_t rows = chosen_rows > 0 ? chosen_rows : shape.num_tokens;
+    const Shape result_shape = is_loss ? Shape{rows} : Shape{rows, config.vocab_size};
+    result = OwnedTensor(dtype, result_shape, is_loss ? "losses of tokens" : "logits", device());
+    if (chosen_rows > 0) {
+      // The host reads them after each pass.
+      const auto shared = MemoryKind::kShared;
+      chosen_tokens = OwnedTensor(DType::kI32, {chosen_rows}, "chosen tokens", device(), shared);
+      chosen_log_probabilities =
+          OwnedTensor(DType::kF64, {chosen_rows}, "their probabilities", device(), shared);
+    }
+    if (device().is_host()) return;
+    const Shape on_host = chosen_rows > 0 ? Shape{1, config.vocab_size} : result_shape;
+    host_result = OwnedTensor(dtype, on_host, "logits on the host");
   }
 
   /// The biases where the device reads them fast.
@@ -211,17 +237,53 @@ struct ForwardModel::Impl : ForwardPrograms {
     ports.set(Port::kLoss, loss);
     ports.set(Port::kTokenLoss, result);
     ports.set(Port::kLogits, result);
+    ports.set(Port::kChosenRows, chosen);
+    ports.set(Port::kTokenRules, rules);
+    ports.set(Port::kChosenToken, chosen_tokens);
+    ports.set(Port::kChosenLogProbability, chosen_log_probabilities);
     return ports;
   }
 
+  /// Rules where the head finds them: it has logits of the chosen rows, or of all.
+  std::vector<TokenRule> place_rules(const SequenceRows& given) {
+    places.resize(given.rules.size());
+    std::iota(places.begin(), places.end(), 0);
+    if (chosen_rows < shape.num_tokens) {
+      const auto all = chosen.get().span<int32_t>();
+      std::fill(std::ranges::copy(given.chosen_rows, all.begin()).out, all.end(), 0);
+      chosen.upload();
+      return given.rules;
+    }
+    std::ranges::copy(given.chosen_rows, places.begin());
+    std::vector<TokenRule> placed(given.tokens.size(), TokenRule{.given = TokenRule::kNothing});
+    for (size_t i = 0; i < places.size(); ++i) placed.at(places[i]) = given.rules[i];
+    return placed;
+  }
+  ChosenTokens take_chosen() const {
+    ChosenTokens result;
+    for (const int64_t place : places) {
+      result.tokens.push_back(chosen_tokens.get().as<int32_t>()[place]);
+      result.log_probabilities.push_back(chosen_log_probabilities.get().as<double>()[place]);
+    }
+    return result;
+  }
+
+  void run_programs() {
+    pass.run([this] {
+      embedding->run(bound_embedding.bindings);
+      for (const BoundProgram& layer : bound_layers) layer.program->run(layer.bindings);
+      head->run(bound_head.bindings);
+    });
+  }
   /// The result where the host reads it, after all that was uploaded.
   Tensor run() {
-    embedding->run(bound_embedding.bindings);
-    for (const BoundProgram& layer : bound_layers) layer.program->run(layer.bindings);
-    head->run(bound_head.bindings);
-    if (device().is_host()) return result;
+    run_programs();
+    return on_host(result);
+  }
+  Tensor on_host(const Tensor& part) const {
+    if (device().is_host()) return part;
     const Tensor& host = host_result.get();
-    device().copy(host.data, result.get().data, host.num_bytes());
+    device().copy(host.data, part.data, host.num_bytes());
     return host;
   }
 };
@@ -276,8 +338,11 @@ void KeyValueCache::set_ports(int64_t layer, PortTensors& ports) const {
 
 ForwardModel::ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,
                            const Backend& backend, ParameterSet& parameters,
-                           std::vector<ExpertState>& experts, KeyValueCache* cache)
-    : impl_(std::make_unique<Impl>(config, shape, goal, backend, cache)) {
+                           std::vector<ExpertState>& experts, KeyValueCache* cache,
+                           int64_t chosen_rows)
+    : impl_(std::make_unique<Impl>(config, shape, goal, backend, cache, chosen_rows)) {
+  ensure((goal == ForwardGoal::kTokens) == (chosen_rows > 0), "a ForwardModel chooses {} rows",
+         chosen_rows);
   impl_->allocate(goal);
   impl_->bind(parameters, experts);
 }
@@ -321,7 +386,7 @@ Tensor ForwardModel::run_logits(std::span<const int32_t> tokens) {
   return logits;
 }
 
-Tensor ForwardModel::run_sequences(const SequenceRows& rows) {
+ChosenTokens ForwardModel::run_sequences(const SequenceRows& rows) {
   Impl& impl = *impl_;
   const auto num_sequences = std::ssize(rows.lengths);
   ensure(impl.cache != nullptr && impl.cache->shape().is_paged(),
@@ -330,21 +395,36 @@ Tensor ForwardModel::run_sequences(const SequenceRows& rows) {
       std::ssize(rows.tokens) <= impl.shape.num_tokens && num_sequences <= impl.shape.max_sequences,
       "run_sequences: {} tokens of {} sequences for a model of {} and {}", rows.tokens.size(),
       num_sequences, impl.shape.num_tokens, impl.shape.max_sequences);
+  ensure(rows.rules.size() == rows.chosen_rows.size() && std::ssize(rows.rules) <= impl.chosen_rows,
+         "run_sequences: {} rules for {} rows, and a model of {}", rows.rules.size(),
+         rows.chosen_rows.size(), impl.chosen_rows);
   // Rows and sequences that are not there are empty, and write nothing.
-  const auto give = [](const std::vector<int32_t>& values, const MirroredTensor& to, int32_t rest) {
-    const auto all = to.get().span<int32_t>();
+  const auto give = [](const auto& values, const MirroredTensor& to, const auto& rest) {
+    const std::span all(static_cast<std::remove_cvref_t<decltype(rest)>*>(to.get().data),
+                        to.get().num_bytes() / sizeof(rest));
     ensure(values.size() <= all.size(), "run_sequences: {} values for {}", values.size(),
            all.size());
     std::fill(std::ranges::copy(values, all.begin()).out, all.end(), rest);
     to.upload();
   };
-  give(rows.tokens, impl.tokens, 0);
-  give(rows.positions, impl.positions, 0);
-  give(rows.cache_rows, impl.cache_rows, -1);
+  give(rows.tokens, impl.tokens, int32_t{0});
+  give(rows.positions, impl.positions, int32_t{0});
+  give(rows.cache_rows, impl.cache_rows, int32_t{-1});
   give(rows.cu_seqlens, impl.cu_seqlens, rows.cu_seqlens.back());
-  give(rows.lengths, impl.cache_length, 0);
-  give(rows.page_table, impl.page_table, 0);
-  return impl.run();
+  give(rows.lengths, impl.cache_length, int32_t{0});
+  give(rows.page_table, impl.page_table, int32_t{0});
+  give(impl.place_rules(rows), impl.rules, TokenRule{.given = TokenRule::kNothing});
+  impl.run_programs();
+  impl.device().synchronize();
+  return impl.take_chosen();
+}
+
+Tensor ForwardModel::logits_of(int64_t chosen_row) {
+  const Tensor& all = impl_->result.get();
+  Tensor row = all;
+  row.shape = {1, all.shape[1]};
+  row.data = static_cast<std::byte*>(all.data) + impl_->places.at(chosen_row) * row.num_bytes();
+  return impl_->on_host(row);
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/run/training_model.h"
+#include "ops/choose_token/token_rule.h"
 
 namespace tessera {
 
@@ -12,6 +13,7 @@ namespace tessera {
 enum class ForwardGoal {
   kLoss,    ///< cross-entropy per token
   kLogits,  ///< scores of the next token
+  kTokens,  ///< the next tokens of several sequences
 };
 
 /// Keys and values, or states, of all layers, for generation, in the memory of the device that
@@ -49,18 +51,27 @@ struct SequenceRows {
   std::vector<int32_t> cu_seqlens = {0};
   std::vector<int32_t> lengths;     ///< of the sequences, with these tokens
   std::vector<int32_t> page_table;  ///< [S, pages_of(capacity)]
+  /// The tokens whose next ones are chosen, in their order, and how.
+  std::vector<int32_t> chosen_rows;
+  std::vector<TokenRule> rules;
+};
+
+/// A token and its log-probability for each of SequenceRows::chosen_rows.
+struct ChosenTokens {
+  std::vector<int32_t> tokens;
+  std::vector<double> log_probabilities;
 };
 
 /// Runs a model forward only, for T tokens at a time, keeping nothing: memory for two residual
 /// streams and the largest working set. With a cache the T tokens continue the ones that the cache
 /// holds. Experts are dropless here, whatever the training's capacity. The parameters and the cache
 /// are in the memory of the back end's device and must outlive it, as must the experts, whose
-/// biases a GPU knows as they are when it is made.
+/// biases a GPU knows as they are when it is made. On a GPU a pass is recorded, and repeated.
 class ForwardModel {
  public:
   ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,
                const Backend& backend, ParameterSet& parameters, std::vector<ExpertState>& experts,
-               KeyValueCache* cache = nullptr);
+               KeyValueCache* cache = nullptr, int64_t chosen_rows = 0);
   ForwardModel(ForwardModel&&) noexcept;
   ~ForwardModel();
 
@@ -70,9 +81,13 @@ class ForwardModel {
   /// Logits [T,V], on the host, of tokens that follow the cache's, which grows by T. REQUIRES goal
   /// kLogits and a cache with room.
   Tensor run_logits(std::span<const int32_t> tokens);
-  /// Logits of at most T tokens of at most max_sequences sequences, on the host: the first rows of
-  /// [T,V]. REQUIRES goal kLogits and a paged cache.
-  Tensor run_sequences(const SequenceRows& rows);
+  /// Reads at most T tokens of at most max_sequences sequences, and chooses the next ones of at
+  /// most chosen_rows of them. What is given is there until the next pass. REQUIRES goal kTokens
+  /// and a paged cache.
+  ChosenTokens run_sequences(const SequenceRows& rows);
+  /// Logits [1,V] of one of the last pass's chosen rows, on the host, until the next pass. REQUIRES
+  /// goal kTokens.
+  Tensor logits_of(int64_t chosen_row);
 
  private:
   struct Impl;

@@ -18,7 +18,7 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kHeads = 8;  // of a block
 constexpr int kKeys = 64;  // of a tile, in one page
 constexpr int kScoresOfThread = kHeads * kKeys / kThreads;
-constexpr int kRowsAtOnce = 4;  // of a warp that loads keys
+constexpr int kPacksAtOnce = 8;  // of a thread that loads keys
 static_assert(kPageTokens % kKeys == 0 && kHeads == 2 * kWarps && kScoresOfThread == 4);
 
 template <typename T, int kWidth>
@@ -53,16 +53,12 @@ struct Query {
   int end;
 };
 
+/// By the block.
 __device__ Query find_query(const PagedQueries& p, int row) {
-  int low = 0;
-  int high = p.num_sequences + 1;  // the first bound above the row
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (p.cu_seqlens[middle] <= row) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
+  int low = 0;  // bounds up to the row, which do not fall
+  for (int first = 0; first <= p.num_sequences; first += kThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    low += __syncthreads_count(i <= p.num_sequences && p.cu_seqlens[i] <= row);
   }
   if (low == 0 || low > p.num_sequences) return {-1, 0, 0};
   const int sequence = low - 1;
@@ -132,30 +128,32 @@ __device__ void load_queries(const PagedQueries& p, const HeadGroup& heads, cons
   }
 }
 
-/// By a warp: a tile's keys, of which `begin` to `end` are there.
+/// By the block: a tile's keys, of which `begin` to `end` are there.
 template <typename T, int kWidth>
 __device__ void load_keys(const PagedQueries& p, const T* keys, int begin, int end,
                           const Shared& shared) {
   const int64_t stride = int64_t{p.num_kv_heads} * p.head_size;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int packs = p.head_size / kWidth;
-  for (int first = begin + warp; first < end; first += kRowsAtOnce * kWarps) {
-    for (int pack = static_cast<int>(threadIdx.x) % kWarp; pack < packs; pack += kWarp) {
-      Pack<T, kWidth> loaded[kRowsAtOnce];
+  const int last = end * packs;
+  for (int first = begin * packs + static_cast<int>(threadIdx.x); first < last;
+       first += kPacksAtOnce * kThreads) {
+    Pack<T, kWidth> loaded[kPacksAtOnce];
 #pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) {
-        const int key = first + i * kWarps;
-        if (key < end) loaded[i] = load_pack<kWidth>(keys + key * stride + pack * kWidth);
-      }
+    for (int i = 0; i < kPacksAtOnce; ++i) {
+      const int item = first + i * kThreads;
+      const int key = item / packs;
+      if (item < last)
+        loaded[i] = load_pack<kWidth>(keys + key * stride + (item - key * packs) * kWidth);
+    }
 #pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) {
-        const int key = first + i * kWarps;
-        if (key >= end) continue;
-        const Floats<kWidth> values = to_floats(loaded[i]);
+    for (int i = 0; i < kPacksAtOnce; ++i) {
+      const int item = first + i * kThreads;
+      if (item >= last) continue;
+      const int key = item / packs;
+      const Floats<kWidth> values = to_floats(loaded[i]);
+      float* const to = shared.keys + key * shared.pitch + (item - key * packs) * kWidth;
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j)
-          shared.keys[key * shared.pitch + pack * kWidth + j] = values[j];
-      }
+      for (int j = 0; j < kWidth; ++j) to[j] = values[j];
     }
   }
 }
@@ -233,7 +231,7 @@ struct ValueSums {
       if (column >= p.head_size_v) break;
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) of[c][h] *= shared.factors[h];
-#pragma unroll 8
+#pragma unroll 16
       for (int key = begin; key < end; ++key) {
         const float value = load<1>(values + key * stride + column)[0];
         const auto* const weights = reinterpret_cast<const float4*>(shared.scores + key * kHeads);
@@ -260,6 +258,49 @@ __device__ int64_t first_row_of(const PagedQueries& p, int sequence, int tile) {
   return page * kPageTokens + tile % kPageTokens;
 }
 
+/// Of a row that is no sequence's.
+template <typename T>
+__device__ void store_zeros(const PagedQueries& p, const HeadGroup& heads) {
+  const int64_t first = int64_t{blockIdx.x} * p.num_heads + heads.first;
+  T* const o = static_cast<T*>(p.o) + first * p.head_size_v;
+  for (int i = static_cast<int>(threadIdx.x); i < heads.count * p.head_size_v; i += kThreads)
+    store(o + i, Floats<1>{});
+  const int head = static_cast<int>(threadIdx.x);
+  if (p.lse != nullptr && head < heads.count)
+    p.lse[(heads.first + head) * p.num_rows + blockIdx.x] = 0;
+}
+
+/// The results, where a run has all keys.
+template <typename T, int kChunks>
+__device__ void store_whole(const PagedQueries& p, const HeadGroup& heads,
+                            const Softmax (&softmax)[2], const ValueSums<kChunks>& sums,
+                            const Shared& shared) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int head = warp + i * kWarps;
+    if (threadIdx.x % kWarp != 0 || head >= heads.count) continue;
+    shared.factors[head] = softmax[i].sum;
+    if (p.lse != nullptr)
+      p.lse[(heads.first + head) * p.num_rows + blockIdx.x] =
+          softmax[i].largest + logf(softmax[i].sum);
+  }
+  __syncthreads();
+  const int64_t first = int64_t{blockIdx.x} * p.num_heads + heads.first;
+  T* const o = static_cast<T*>(p.o) + first * p.head_size_v;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const int column = c * kThreads + static_cast<int>(threadIdx.x);
+    if (column >= p.head_size_v) break;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h < heads.count)
+        store(o + h * p.head_size_v + column, Floats<1>{{sums.of[c][h] / shared.factors[h]}});
+    }
+  }
+}
+
 template <typename T, int kWidth, int kChunks>
 __global__ void __launch_bounds__(kThreads) attend(const PagedQueries p, int run_keys) {
   wait_for_earlier();
@@ -268,13 +309,15 @@ __global__ void __launch_bounds__(kThreads) attend(const PagedQueries p, int run
   const Shared shared(reinterpret_cast<float*>(memory), p.head_size);
   const int run = static_cast<int>(blockIdx.z);
   const Query seen = part_of_run(find_query(p, static_cast<int>(blockIdx.x)), run, run_keys);
-  if (seen.sequence < 0 || seen.begin >= seen.end) return;
+  const bool whole = gridDim.z == 1;
   const HeadGroup heads = head_group(p);
+  if (seen.sequence < 0 && whole) store_zeros<T>(p, heads);
+  if (seen.sequence < 0 || seen.begin >= seen.end) return;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   load_queries<T>(p, heads, shared);
   // Values beyond a head's end, where rows are no whole vectors.
-  for (int i = static_cast<int>(threadIdx.x); i < kKeys * shared.pitch; i += kThreads)
-    shared.keys[i] = 0;
+  const int cleared = p.head_size % 4 == 0 ? 0 : kKeys * shared.pitch;
+  for (int i = static_cast<int>(threadIdx.x); i < cleared; i += kThreads) shared.keys[i] = 0;
   Softmax softmax[2];
   ValueSums<kChunks> sums;
   for (int tile = seen.begin / kKeys * kKeys; tile < seen.end; tile += kKeys) {
@@ -291,6 +334,7 @@ __global__ void __launch_bounds__(kThreads) attend(const PagedQueries p, int run
     __syncthreads();
     sums.add(p, static_cast<const T*>(p.values) + row * p.head_size_v, begin, end, shared);
   }
+  if (whole) return store_whole<T>(p, heads, softmax, sums, shared);
   const int64_t runs = gridDim.z;
   const int64_t first_place = int64_t{blockIdx.x} * p.num_heads + heads.first;
   const auto place = [&](int head) { return (first_place + head) * runs + run; };
@@ -390,6 +434,7 @@ void launch_paged_attention(const PagedQueries& call, cudaStream_t stream) {
       });
     });
   }
+  if (num_runs == 1) return;
   with_type(call.dtype, [&]<typename T>() {
     launch_early(join_runs<T>, {{rows, static_cast<unsigned>(call.num_heads)}, kThreads}, stream,
                  call, run_keys, num_runs);

@@ -10,6 +10,7 @@
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
+#include "ops/choose_token/choose_token.h"
 #include "ops/collective/collective.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
@@ -67,6 +68,7 @@ KernelTable make_cpu_kernels() {
   add_bf16_sum_cpu(table);
   add_block_sparse_cpu(table);
   add_cache_append_cpu(table);
+  add_choose_token_cpu(table);
   add_collective_cpu(table);
   add_delta_gates_cpu(table);
   add_dequantize_cpu(table);

@@ -10,6 +10,7 @@
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
+#include "ops/choose_token/choose_token.h"
 #include "ops/collective/collective.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
@@ -62,6 +63,7 @@ KernelTable make_cuda_kernels() {
   add_balance_cuda(table);
   add_bf16_sum_cuda(table);
   add_block_sparse_cuda(table);
+  add_choose_token_cuda(table);
   add_collective_cuda(table);
   add_cache_append_cuda(table);
   add_dequantize_cuda(table);

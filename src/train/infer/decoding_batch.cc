@@ -1,11 +1,10 @@
 #include "train/infer/decoding_batch.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <bit>
-#include <exception>
+#include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "core/saturating.h"
 #include "model/config/limits.h"
@@ -84,6 +83,7 @@ struct DecodingBatch::Sequence {
   std::vector<int32_t> tokens = {};  ///< the prompt and what was written
   int64_t length = 0;                ///< of which the cache has this many
   int64_t num_written = 0;
+  std::optional<int32_t> written = std::nullopt;  ///< in this pass
 
   Sequence(int64_t own, DecodingRequest given)
       : number(own),
@@ -97,53 +97,47 @@ struct DecodingBatch::Sequence {
     return pages[position / kPageTokens] * kPageTokens + position % kPageTokens;
   }
 
-  DecodedToken decoded(int32_t id, const std::vector<double>& row) const {
-    DecodedToken result{{id, row[id]}, {}};
-    if (request.num_alternatives > 0)
-      result.alternatives = most_likely(row, request.num_alternatives, request.options.vocab_size);
-    return result;
-  }
-
-  /// Takes the logits of `count` tokens that were read.
-  DecodingEvent take(const Tensor& logits, int64_t first_row, int64_t count) {
-    DecodingEvent event{.sequence = number};
-    const int64_t last = std::ssize(tokens) - 1;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t position = length + i;
-      const bool is_last = position == last;
-      if (!is_last && !request.scores_prompt) continue;
-      const std::vector<double> row = log_softmax(logits, first_row + i);
-      if (is_last) {
-        write(row, event);
-      } else {
-        event.prompt.push_back(decoded(tokens[position + 1], row));
-      }
+  bool is_last(int64_t position) const { return position == std::ssize(tokens) - 1; }
+  /// What is wanted of the token behind a position, if anything is.
+  std::optional<TokenRule> rule_at(int64_t position) {
+    if (!is_last(position)) {
+      if (!request.scores_prompt) return std::nullopt;
+      return TokenRule{.given = tokens[position + 1]};
     }
-    length += count;
-    return event;
+    if (request.options.max_tokens == 0) return std::nullopt;
+    return token_rule(request.options, random);
   }
 
-  void write(const std::vector<double>& row, DecodingEvent& event) {
-    const GenerateOptions& options = request.options;
-    if (options.max_tokens == 0) {
-      event.end = DecodingEnd::kLength;
+  /// Takes a token that came of `rule_at`.
+  void take(int64_t position, DecodedToken token, DecodingEvent& event) {
+    if (!is_last(position)) {
+      event.prompt.push_back(std::move(token));
       return;
     }
-    const int32_t id = sample_token(row, options, random);
-    if (id == request.end_of_document) {
+    if (token.token.id == request.end_of_document) {
       event.end = DecodingEnd::kDocument;
       return;
     }
-    event.token = decoded(id, row);
-    tokens.push_back(id);
-    if (++num_written == options.max_tokens) event.end = DecodingEnd::kLength;
+    written = token.token.id;
+    event.token = std::move(token);
+  }
+  /// The cache has `count` more tokens.
+  void advance(int64_t count, DecodingEvent& event) {
+    length += count;
+    const int64_t most = request.options.max_tokens;
+    if (length == std::ssize(tokens) && most == 0) event.end = DecodingEnd::kLength;
+    if (!written) return;
+    tokens.push_back(*std::exchange(written, std::nullopt));
+    if (++num_written == most) event.end = DecodingEnd::kLength;
   }
 };
 
-/// Tokens of a sequence that a pass reads.
+/// Tokens of a sequence that a pass reads, and which of its results are the sequence's.
 struct DecodingBatch::Piece {
   Sequence* sequence;
   int64_t count;
+  int64_t first_result = 0;
+  std::vector<int64_t> positions = {};
 };
 
 void validate(const DecodingLimits& limits) {
@@ -228,13 +222,19 @@ std::vector<DecodingBatch::Piece> DecodingBatch::choose_pieces() {
   return pieces;
 }
 
-SequenceRows DecodingBatch::lay_out(const std::vector<Piece>& pieces) const {
+SequenceRows DecodingBatch::lay_out(std::vector<Piece>& pieces) const {
   SequenceRows rows;
   const int64_t pages_per_sequence = pages_of(limits_.context);
-  for (const Piece& piece : pieces) {
-    const Sequence& sequence = *piece.sequence;
+  for (Piece& piece : pieces) {
+    Sequence& sequence = *piece.sequence;
     const int64_t end = sequence.length + piece.count;
+    piece.first_result = std::ssize(rows.rules);
     for (int64_t position = sequence.length; position < end; ++position) {
+      if (const auto rule = sequence.rule_at(position)) {
+        rows.chosen_rows.push_back(static_cast<int32_t>(rows.tokens.size()));
+        rows.rules.push_back(*rule);
+        piece.positions.push_back(position);
+      }
       rows.tokens.push_back(sequence.tokens[position]);
       rows.positions.push_back(static_cast<int32_t>(position));
       rows.cache_rows.push_back(static_cast<int32_t>(sequence.cache_row(position)));
@@ -247,38 +247,58 @@ SequenceRows DecodingBatch::lay_out(const std::vector<Piece>& pieces) const {
   return rows;
 }
 
-ForwardModel& DecodingBatch::model_for(int64_t num_rows) {
-  const int64_t rows = model_rows(num_rows, limits_.max_rows);
-  std::unique_ptr<ForwardModel>& model = models_[rows];
+ForwardModel& DecodingBatch::model_for(const SequenceRows& rows) {
+  const auto num_chosen = std::ssize(rows.rules);
+  const int64_t num_rows = model_rows(std::ssize(rows.tokens), limits_.max_rows);
+  // Prompts that are read need no logits but of their last tokens.
+  const bool has_all = num_chosen == std::ssize(rows.tokens) || num_chosen > limits_.max_sequences;
+  const int64_t chosen_rows = has_all ? num_rows : std::min(num_rows, limits_.max_sequences);
+  std::unique_ptr<ForwardModel>& model = models_[{num_rows, chosen_rows}];
   if (model == nullptr) {
-    const BatchShape shape{.num_tokens = rows,
+    const BatchShape shape{.num_tokens = num_rows,
                            .max_sequences = limits_.max_sequences,
                            .sequence_length = limits_.context,
                            .dtype = dtype_};
-    model = std::make_unique<ForwardModel>(config_, shape, ForwardGoal::kLogits, backend_,
-                                           parameters_, experts_, &cache_);
+    model = std::make_unique<ForwardModel>(config_, shape, ForwardGoal::kTokens, backend_,
+                                           parameters_, experts_, &cache_, chosen_rows);
   }
   return *model;
 }
 
-std::vector<DecodingEvent> DecodingBatch::step() {
-  admit();
-  const std::vector<Piece> pieces = choose_pieces();
-  if (pieces.empty()) return {};
-  const SequenceRows rows = lay_out(pieces);
-  const Tensor logits = model_for(std::ssize(rows.tokens)).run_sequences(rows);
-  std::vector<DecodingEvent> events(pieces.size());
-  std::vector<std::exception_ptr> errors(pieces.size());
-#pragma omp parallel for schedule(dynamic, 1)
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    try {
-      events[i] = pieces[i].sequence->take(logits, rows.cu_seqlens[i], pieces[i].count);
-    } catch (...) {
-      errors[i] = std::current_exception();
+/// Tokens with their probabilities, and the most likely beside them where they are asked for.
+std::vector<DecodedToken> DecodingBatch::decode(const std::vector<Piece>& pieces,
+                                                const ChosenTokens& chosen, ForwardModel& model) {
+  std::vector<DecodedToken> result;
+  for (const Piece& piece : pieces) {
+    const DecodingRequest& request = piece.sequence->request;
+    for (size_t i = 0; i < piece.positions.size(); ++i) {
+      const int64_t row = std::ssize(result);
+      require(!std::isnan(chosen.log_probabilities[row]),
+              "the model gives no probabilities (its logits are NaN or infinite); its training "
+              "diverged");
+      DecodedToken token{{chosen.tokens[row], chosen.log_probabilities[row]}, {}};
+      if (request.num_alternatives > 0)
+        token.alternatives = most_likely(log_softmax(model.logits_of(row), 0),
+                                         request.num_alternatives, request.options.vocab_size);
+      result.push_back(std::move(token));
     }
   }
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
+  return result;
+}
+
+std::vector<DecodingEvent> DecodingBatch::step() {
+  admit();
+  std::vector<Piece> pieces = choose_pieces();
+  if (pieces.empty()) return {};
+  const SequenceRows rows = lay_out(pieces);
+  ForwardModel& model = model_for(rows);
+  std::vector<DecodedToken> tokens = decode(pieces, model.run_sequences(rows), model);
+  std::vector<DecodingEvent> events;
+  for (const Piece& piece : pieces) {
+    DecodingEvent& event = events.emplace_back(DecodingEvent{.sequence = piece.sequence->number});
+    for (size_t i = 0; i < piece.positions.size(); ++i)
+      piece.sequence->take(piece.positions[i], std::move(tokens[piece.first_result + i]), event);
+    piece.sequence->advance(piece.count, event);
   }
   for (const DecodingEvent& event : events) {
     if (event.end != DecodingEnd::kNot) remove(event.sequence);

@@ -85,8 +85,10 @@ class DecodingBatch {
 
   void admit();
   std::vector<Piece> choose_pieces();
-  SequenceRows lay_out(const std::vector<Piece>& pieces) const;
-  ForwardModel& model_for(int64_t num_rows);
+  SequenceRows lay_out(std::vector<Piece>& pieces) const;
+  ForwardModel& model_for(const SequenceRows& rows);
+  static std::vector<DecodedToken> decode(const std::vector<Piece>& pieces,
+                                          const ChosenTokens& chosen, ForwardModel& model);
 
   ModelConfig config_;
   DType dtype_;
@@ -96,7 +98,8 @@ class DecodingBatch {
   std::vector<ExpertState>& experts_;
   PagePool pages_;
   KeyValueCache cache_;
-  std::map<int64_t, std::unique_ptr<ForwardModel>> models_;  ///< by rows of a pass
+  /// By the rows of a pass, and how many of them choose a token.
+  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<ForwardModel>> models_;
   int64_t next_sequence_ = 0;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
 
 #include "core/saturating.h"
 #include "model/config/limits.h"
+#include "ops/choose_token/choose_token.h"
 #include "train/setup/machine.h"
 #include "train/setup/size_check.h"
 
@@ -19,41 +20,6 @@ std::vector<double> widen_row(const Tensor& logits, int64_t row) {
   std::transform(begin, begin + logits.shape.last(), result.begin(),
                  [](T x) { return static_cast<double>(static_cast<float>(x)); });
   return result;
-}
-
-/// Ids that may be chosen by falling probability, as many as top_k leaves.
-std::vector<int32_t> rank_tokens(const std::vector<double>& log_probabilities, int64_t vocab_size,
-                                 int64_t top_k) {
-  const size_t num_ids =
-      vocab_size > 0 ? static_cast<size_t>(vocab_size) : log_probabilities.size();
-  std::vector<int32_t> ids(std::min(num_ids, log_probabilities.size()));
-  std::iota(ids.begin(), ids.end(), 0);
-  const auto count = static_cast<int64_t>(ids.size());
-  const int64_t kept = top_k > 0 ? std::min(top_k, count) : count;
-  std::partial_sort(ids.begin(), ids.begin() + kept, ids.end(), [&](int32_t a, int32_t b) {
-    const double pa = log_probabilities[a];
-    const double pb = log_probabilities[b];
-    return pa != pb ? pa > pb : a < b;
-  });
-  ids.resize(kept);
-  return ids;
-}
-
-/// Weights of the ranked tokens after temperature, cut where they reach top_p.
-std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities,
-                                 std::vector<int32_t>& ids, const GenerateOptions& options) {
-  std::vector<double> weights;
-  const double best = log_probabilities[ids.front()];
-  for (const int32_t id : ids) {
-    weights.push_back(std::exp((log_probabilities[id] - best) / options.temperature));
-  }
-  const double goal = options.top_p * std::accumulate(weights.begin(), weights.end(), 0.0);
-  double reached = 0;
-  size_t kept = 0;
-  while (kept < weights.size() && (kept == 0 || reached < goal)) reached += weights[kept++];
-  weights.resize(kept);
-  ids.resize(kept);
-  return weights;
 }
 
 /// Keys and values of this many tokens in the machine's memory.
@@ -84,12 +50,17 @@ void validate(const GenerateOptions& options) {
 std::vector<double> log_softmax(const Tensor& logits, int64_t row) {
   std::vector<double> values =
       logits.dtype == DType::kF32 ? widen_row<float>(logits, row) : widen_row<Bf16>(logits, row);
-  const double largest = *std::ranges::max_element(values);
-  double sum = 0;
-  for (const double value : values) sum += std::exp(value - largest);
-  const double normaliser = largest + std::log(sum);
-  for (double& value : values) value -= normaliser;
+  log_softmax(values, values);
   return values;
+}
+
+TokenRule token_rule(const GenerateOptions& options, Random& random) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  return {.temperature = options.temperature,
+          .top_p = options.top_p,
+          .uniform = options.temperature == 0 ? 0 : random.next_u64() >> 11,
+          .top_k = static_cast<int32_t>(std::min(options.top_k, kMost)),
+          .vocab_size = static_cast<int32_t>(std::min(options.vocab_size, kMost))};
 }
 
 int32_t sample_token(const std::vector<double>& log_probabilities, const GenerateOptions& options,
@@ -97,16 +68,9 @@ int32_t sample_token(const std::vector<double>& log_probabilities, const Generat
   require(
       std::ranges::none_of(log_probabilities, [](double x) { return std::isnan(x); }),
       "the model gives no probabilities (its logits are NaN or infinite); its training diverged");
-  if (options.temperature == 0)
-    return rank_tokens(log_probabilities, options.vocab_size, 1).front();
-  std::vector<int32_t> ids = rank_tokens(log_probabilities, options.vocab_size, options.top_k);
-  const std::vector<double> weights = weigh_tokens(log_probabilities, ids, options);
-  double left = random.next_uniform() * std::accumulate(weights.begin(), weights.end(), 0.0);
-  for (size_t i = 0; i < weights.size(); ++i) {
-    if (left < weights[i]) return ids[i];
-    left -= weights[i];
-  }
-  return ids.back();
+  std::vector<int32_t> ids(log_probabilities.size());
+  std::vector<double> weights(log_probabilities.size());
+  return choose_token(log_probabilities, token_rule(options, random), ids, weights);
 }
 
 Generator::Generator(const ModelConfig& config, DType dtype, const Backend& backend,

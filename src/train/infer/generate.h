@@ -8,6 +8,7 @@
 
 #include "core/random.h"
 #include "model/run/forward_model.h"
+#include "ops/choose_token/token_rule.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tessera {
@@ -42,6 +43,9 @@ struct Generated {
 
 /// Log-probabilities of all tokens from logits, in double.
 std::vector<double> log_softmax(const Tensor& logits, int64_t row);
+
+/// The same options for one token, with the next number of the stream where one is drawn.
+TokenRule token_rule(const GenerateOptions& options, Random& random);
 
 /// Chooses a token; a pure function of its arguments and the random stream. Ties go to the lower
 /// id.

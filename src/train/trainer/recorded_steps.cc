@@ -6,24 +6,10 @@
 #include <utility>
 
 #include "core/process/stopwatch.h"
+#include "runtime/recorded_pass.h"
 
 namespace tessera {
 namespace {
-
-/// Programs are launched kernel by kernel: a recording of them would be of no use in that of a
-/// step.
-class PlainPrograms {
- public:
-  explicit PlainPrograms(RunControl& control)
-      : control_(control), before_(std::exchange(control.graphs, GraphMode::kOff)) {}
-  ~PlainPrograms() { control_.graphs = before_; }
-  PlainPrograms(const PlainPrograms&) = delete;
-  PlainPrograms& operator=(const PlainPrograms&) = delete;
-
- private:
-  RunControl& control_;
-  GraphMode before_;
-};
 
 /// Whether a task is work of the device that is the same in each step, apart from what it reads.
 bool is_recordable(const Task& task) {
