@@ -4,6 +4,7 @@
 // which all threads read memory here, or a GPU copies its own. `decoding_bench [LAYERS [cuda]]`.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -24,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kPromptTokens = 64;
 constexpr int64_t kTimedPasses = 6;
+constexpr int kRounds = 4;  // of a prompt, the last of which is timed
 constexpr double kBytesPerWeight = 2;
 
 double seconds_since(Clock::time_point begin) {
@@ -123,13 +125,12 @@ struct Bench {
     parameters.initialize(1);
   }
 
-  DecodingBatch make_batch(int64_t num_sequences) {
-    return {config,     DType::kBF16, backend,
-            parameters, experts,      {.max_sequences = num_sequences, .context = 512}};
+  DecodingBatch make_batch(const DecodingLimits& limits) {
+    return {config, DType::kBF16, backend, parameters, experts, limits};
   }
 
   void decode(int64_t num_sequences) {
-    DecodingBatch batch = make_batch(num_sequences);
+    DecodingBatch batch = make_batch({.max_sequences = num_sequences, .context = 512});
     for (int64_t i = 0; i < num_sequences; ++i) batch.add(make_request(config, i, kPromptTokens));
     // Until all prompts are read, and the model of the passes that are timed is made, and recorded.
     while (std::ssize(batch.step()) < num_sequences) continue;
@@ -149,18 +150,43 @@ struct Bench {
                              bound, 100 * reached / bound);
   }
 
-  void prefill(int64_t num_tokens) {
-    DecodingBatch timed = make_batch(1);  // whose first pass makes the model
-    constexpr int kRounds = 4;
+  /// Seconds of a prompt in one pass.
+  double prefill(int64_t num_tokens) {
+    DecodingBatch timed =
+        make_batch({.max_sequences = 1, .context = num_tokens + 40, .max_rows = num_tokens});
+    double seconds = 0;
     for (int round = 0; round < kRounds; ++round) {
       timed.add(make_request(config, round, num_tokens));
       const auto begin = Clock::now();
       timed.step();
-      if (round + 1 == kRounds)
-        std::cout << fmt::format("a prompt of {} tokens is read at {:.1f} tokens/s\n", num_tokens,
-                                 static_cast<double>(num_tokens) / seconds_since(begin));
+      seconds = seconds_since(begin);
       timed.remove(round);
     }
+    return seconds;
+  }
+  /// Seconds of the forward pass of an evaluation, with the loss of each token.
+  double forward(int64_t num_tokens) {
+    const BatchShape shape{.num_tokens = num_tokens, .dtype = DType::kBF16};
+    ForwardModel model(config, shape, ForwardGoal::kLoss, backend, parameters, experts);
+    const OwnedTensor tokens(DType::kI32, {num_tokens});
+    const OwnedTensor positions(DType::kI32, {num_tokens});
+    const OwnedTensor bounds(DType::kI32, {2});
+    std::ranges::copy(make_request(config, 1, num_tokens).prompt, tokens.get().as<int32_t>());
+    std::iota(positions.get().as<int32_t>(), positions.get().as<int32_t>() + num_tokens, 0);
+    bounds.get().as<int32_t>()[1] = static_cast<int32_t>(num_tokens);
+    double seconds = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      const auto begin = Clock::now();
+      model.run_loss({tokens, tokens, positions, bounds});
+      seconds = seconds_since(begin);
+    }
+    return seconds;
+  }
+  void read_prompt(int64_t num_tokens) {
+    const auto tokens = static_cast<double>(num_tokens);
+    std::cout << fmt::format(
+        "a prompt of {} tokens is read at {:.1f} tokens/s, evaluated at {:.1f}\n", num_tokens,
+        tokens / prefill(num_tokens), tokens / forward(num_tokens));
   }
 };
 
@@ -172,7 +198,8 @@ int run(int argc, char** argv) {
                            bench.bandwidth / 1e9);
   std::cout << "sequences  tokens/s  at the bound  reached\n";
   for (const int64_t count : {1, 4, 16, 64}) bench.decode(count);
-  bench.prefill(256);
+  bench.read_prompt(256);
+  if (on_gpu) bench.read_prompt(4096);
   return 0;
 }
 

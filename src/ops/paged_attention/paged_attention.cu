@@ -1,8 +1,9 @@
 // Attention of several sequences' new tokens over pages of keys and values. A block takes one
 // token, up to eight query heads that share a key-value head, and a run of the keys that they see;
-// then the runs are joined in their order (flash-decoding: Dao et al. 2023). Where runs end follows
-// from the table's width alone, so a token's result depends on its own sequence alone. Tokens of
-// one prompt read its keys one by one, from the L2 cache.
+// where there are several runs, they are joined in their order (flash-decoding: Dao et al. 2023).
+// Where runs end follows from the table's width alone, so a token's result depends on its own
+// sequence alone. Prompts that paged_prompt.cu takes are left to it; tokens of others read their
+// keys one by one, from the L2 cache.
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
 #include "ops/cuda/vector.cuh"
@@ -46,9 +47,12 @@ struct WriteMap {
   }
 };
 
+constexpr int kNoSequence = -1;  // a row after the last sequence's
+constexpr int kOfPrompt = -2;    // another kernel's
+
 /// A new token and the keys that it sees.
 struct Query {
-  int sequence;  // -1: a row after the last sequence's
+  int sequence;  // or one of the below
   int begin;
   int end;
 };
@@ -60,9 +64,10 @@ __device__ Query find_query(const PagedQueries& p, int row) {
     const int i = first + static_cast<int>(threadIdx.x);
     low += __syncthreads_count(i <= p.num_sequences && p.cu_seqlens[i] <= row);
   }
-  if (low == 0 || low > p.num_sequences) return {-1, 0, 0};
+  if (low == 0 || low > p.num_sequences) return {kNoSequence, 0, 0};
   const int sequence = low - 1;
   const int own = p.cu_seqlens[low] - p.cu_seqlens[sequence];
+  if (p.prompts_apart && own >= kLeastPromptTokens) return {kOfPrompt, 0, 0};
   const int length = p.lengths[sequence];
   if (own > length || length > p.pages_per_sequence * static_cast<int>(kPageTokens))
     fail("paged_attention: a sequence shorter than its new tokens, or longer than its pages",
@@ -311,7 +316,7 @@ __global__ void __launch_bounds__(kThreads) attend(const PagedQueries p, int run
   const Query seen = part_of_run(find_query(p, static_cast<int>(blockIdx.x)), run, run_keys);
   const bool whole = gridDim.z == 1;
   const HeadGroup heads = head_group(p);
-  if (seen.sequence < 0 && whole) store_zeros<T>(p, heads);
+  if (seen.sequence == kNoSequence && whole) store_zeros<T>(p, heads);
   if (seen.sequence < 0 || seen.begin >= seen.end) return;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   load_queries<T>(p, heads, shared);
@@ -366,7 +371,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t place = int64_t{blockIdx.x} * p.num_heads + head;
   T* const o = static_cast<T*>(p.o) + place * p.head_size_v;
   float* const lse = p.lse == nullptr ? nullptr : p.lse + head * p.num_rows + blockIdx.x;
-  if (query.sequence < 0) {
+  if (query.sequence == kOfPrompt) return;
+  if (query.sequence == kNoSequence) {
     for (int i = static_cast<int>(threadIdx.x); i < p.head_size_v; i += kThreads)
       store(o + i, Floats<1>{});
     if (lse != nullptr && threadIdx.x == 0) *lse = 0;
@@ -411,8 +417,11 @@ void launch_page_write(const PageRows& call, cudaStream_t stream) {
   });
 }
 
-void launch_paged_attention(const PagedQueries& call, cudaStream_t stream) {
-  if (call.num_rows == 0) return;
+void launch_paged_attention(const PagedQueries& given, cudaStream_t stream) {
+  if (given.num_rows == 0) return;
+  PagedQueries call = given;
+  call.prompts_apart = call.num_rows >= kLeastPromptTokens && takes_prompts(call);
+  if (call.prompts_apart) launch_paged_prompts(call, stream);
   const int num_runs = paged_runs(call.pages_per_sequence);
   const int run_keys = paged_run_pages(call.pages_per_sequence) * static_cast<int>(kPageTokens);
   const int shared_by = call.num_heads / call.num_kv_heads;

@@ -104,6 +104,27 @@ TEST_F(PagedAttentionCuda, ManyRunsOfKeys) {
   check(heads(4, 1, 32, 32, 1000), {{9000, 2}, {700, 1}}, 0, 75);
 }
 
+/// Pieces of four tokens and more, beside tokens alone, for the kernel of prompts.
+TEST_F(PagedAttentionCuda, PromptsOfAnyLength) {
+  const std::vector<Piece> pieces = {{1, 1},   {3, 3},    {4, 4},     {64, 64}, {200, 1}, {65, 65},
+                                     {130, 5}, {300, 33}, {257, 257}, {0, 0},   {700, 70}};
+  check(heads(16, 2, 128, 128), pieces, 3, 6);
+  check(heads(6, 2, 128, 128, 70), pieces, 0, 7);
+  check(heads(4, 4, 64, 64), pieces, 1, 6);
+  check(heads(20, 1, 64, 64, 9), pieces, 0, 40);
+  check(heads(32, 4, 128, 128), {{1500, 1500}}, 0, 12);
+}
+
+TEST_F(PagedAttentionCuda, PromptsOfManySequences) {
+  std::vector<Piece> pieces;
+  for (int i = 0; i < 300; ++i) pieces.push_back({i % 7 + i % 50, i % 7});
+  check(heads(4, 2, 64, 64), pieces, 5, 1);
+}
+
+TEST_F(PagedAttentionCuda, TinyPrompts) {
+  check(heads(4, 2, 64, 64), {{70, 9}, {3, 2}, {5, 5}}, 1, 1, true);
+}
+
 TEST_F(PagedAttentionCuda, NoSequencesGiveZeros) {
   check(heads(2, 1, 8, 8), {}, 4, 3);
   check(heads(2, 1, 8, 8), {{0, 0}}, 2, 1);

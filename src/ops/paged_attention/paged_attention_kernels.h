@@ -34,6 +34,9 @@ constexpr int paged_runs(int64_t pages_per_sequence) {
   return static_cast<int>((pages_per_sequence + pages - 1) / pages);
 }
 
+/// With so many new tokens a sequence is read as a prompt, where a kernel for these is.
+constexpr int kLeastPromptTokens = 4;
+
 /// Sizes of heads that the kernels take.
 constexpr int64_t kMostPagedHeadSize = 640;
 constexpr int64_t kMostPagedHeadSizeV = 512;
@@ -63,7 +66,13 @@ struct PagedQueries {
   float* lse;
   float* partials;
   float2* statistics;
+  bool prompts_apart = false;  ///< sequences that are read as prompts are launch_paged_prompts'
 };
 void launch_paged_attention(const PagedQueries& call, cudaStream_t stream);
+
+/// The sequences of a call that are read as prompts.
+void launch_paged_prompts(const PagedQueries& call, cudaStream_t stream);
+/// Whether it takes the call's heads.
+bool takes_prompts(const PagedQueries& call);
 
 }  // namespace tessera::cuda

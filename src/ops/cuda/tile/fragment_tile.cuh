@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/cuda/ptx/fragment_product.cuh"
+
 /// Products of BF16 with sums in F32 on the tensor cores, by tiles, from the warps' registers
 /// (mma.sync): for products of many small or oddly placed parts, where exact_product.cuh is too
 /// slow and TMA's maps do not reach.
@@ -165,21 +167,6 @@ class FragmentTile {
     return static_cast<int>(threadIdx.x / 32) % Plan::kWarpColumns * kFragmentColumns * 16;
   }
 
-  /// Four 8 by 8 parts of a stage, their addresses given by eight lanes each.
-  template <bool kTransposed>
-  static __device__ __forceinline__ void load_parts(uint32_t (&to)[4], const Value* from) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(from));
-    if constexpr (kTransposed) {
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                   : "r"(address));
-    } else {
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                   : "r"(address));
-    }
-  }
-
   /// 16 rows by 16 of the reduction: rows first, then the reduction's second half.
   static __device__ __forceinline__ void load_a(uint32_t (&to)[4], const Stage& stage, int term,
                                                 int row, int k) {
@@ -187,9 +174,9 @@ class FragmentTile {
     const int line = lane % 8;
     const int second_rows = lane / 8 % 2 * 8;
     const int second_half = lane / 16 * 8;
-    load_parts<!kAReduction>(to, kAReduction
-                                     ? stage.a.at(term, row + second_rows + line, k + second_half)
-                                     : stage.a.at(term, row + second_rows, k + second_half + line));
+    load_fragment<!kAReduction>(
+        to, kAReduction ? stage.a.at(term, row + second_rows + line, k + second_half)
+                        : stage.a.at(term, row + second_rows, k + second_half + line));
   }
 
   /// 16 columns by 16 of the reduction: both halves of it, then the second columns.
@@ -199,18 +186,9 @@ class FragmentTile {
     const int line = lane % 8;
     const int second_half = lane / 8 % 2 * 8;
     const int second_columns = lane / 16 * 8;
-    load_parts<!kBReduction>(
+    load_fragment<!kBReduction>(
         to, kBReduction ? stage.b.at(term, column + second_columns + line, k + second_half)
                         : stage.b.at(term, column + second_columns, k + second_half + line));
-  }
-
-  static __device__ __forceinline__ void multiply_add(float (&sums)[4], const uint32_t (&a)[4],
-                                                      uint32_t b_first, uint32_t b_second) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_first), "r"(b_second));
   }
 
   __device__ __forceinline__ void multiply(const Stage& stage) {
@@ -233,8 +211,8 @@ class FragmentTile {
           for (int of_a = 0; of_a < kTermsA && of_a + term < kTerms; ++of_a) {
 #pragma unroll
             for (int i = 0; i < kFragmentRows; ++i) {
-              multiply_add(sums_[i][2 * j], a[of_a][i], b[0], b[1]);
-              multiply_add(sums_[i][2 * j + 1], a[of_a][i], b[2], b[3]);
+              fragment_product(sums_[i][2 * j], a[of_a][i], b[0], b[1]);
+              fragment_product(sums_[i][2 * j + 1], a[of_a][i], b[2], b[3]);
             }
           }
         }
