@@ -124,7 +124,7 @@ TEST(SearchPlan, ComputesAgainWhatDoesNotFit) {
 }
 
 TEST(SearchPlan, SaysWhatIsLeastWhereNothingFits) {
-  SearchSpace space = space_of(settings_to_plan({}), 2, {});
+  SearchSpace space = space_of(settings_to_plan({}), 2, {"train.offload", "optim.shard"});
   space.base.train.memory_limit = "1MiB";
   const PlanResult result = search(space);
   EXPECT_TRUE(result.layouts.empty());
