@@ -1,6 +1,7 @@
 #include "model/build/attention_blocks.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/config/rotary.h"
 #include "ops/attention/attention.h"
@@ -8,6 +9,7 @@
 #include "ops/cache_append/cache_append.h"
 #include "ops/collective/collective.h"
 #include "ops/collective/head_exchange.h"
+#include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/norm_rope/norm_rope.h"
@@ -26,6 +28,7 @@ struct QueryKeyValue {
   ValueId k = -1;
   ValueId v = -1;
   ValueId gate = -1;  ///< logits [T, N·Dv] of what attention's output is multiplied by
+  ValueId up = -1;    ///< the weight that makes values of latents, where k and v are latents
 };
 
 /// How the heads and tokens of attention are shared.
@@ -215,6 +218,32 @@ ValueId build_latent_queries(LayerBuilder& builder, const AttentionShare& share,
                            gathered(latent_normed, "q_latent_gathered"), true, width, false, "q");
 }
 
+bool caches_latents(const LayerBuilder& builder) {
+  return caches_latents(builder.config, builder.shape, builder.cache);
+}
+
+LatentCacheSpec latent_cache_spec(const ModelConfig& config) {
+  const LatentConfig& latent = config.latent;
+  return {.num_heads = config.num_heads,
+          .nope_size = latent.nope_size,
+          .rope_size = latent.rope_size,
+          .value_size = latent.value_size,
+          .rank = latent.kv_rank};
+}
+
+/// Queries of latents, and latents as the keys and values of all heads.
+QueryKeyValue cache_of_latents(LayerBuilder& builder, const AttentionShare& share, ValueId q,
+                               ValueId latent, ValueId shared) {
+  Program& program = builder.program();
+  const LatentCacheSpec spec = latent_cache_spec(builder.config);
+  const ValueId up = builder.matrix(
+      "attn.kv_up.weight", {.slice = head_rows({spec.up_rows(), spec.rank}, true, share, builder)});
+  return {.q = program.add1(make_latent_queries(spec), {q, up}, "q_of_latents"),
+          .k = program.add1(make_latent_keys(), {latent, shared}, "k_of_latents"),
+          .v = latent,
+          .up = up};
+}
+
 /// Multi-latent attention (DeepSeek-V2, section 2.1): keys and values from one small latent, and a
 /// rotated key part of its own that all heads share. Latents, not hidden states, are gathered over
 /// the tensor-parallel group: they are smaller.
@@ -229,9 +258,12 @@ QueryKeyValue build_latent(LayerBuilder& builder, const AttentionShare& share, V
       builder.linear("attn.kv_down", normed, latent.kv_rank, config.qkv_bias, "kv_latent");
   const ValueId latent_normed =
       builder.norm("attn.kv_latent_norm", down, latent.kv_rank, latent.norm_eps);
-  const ValueId kv = build_head_linear(
-      builder, share, "attn.kv_up", gathered(latent_normed, "kv_latent_gathered"), true,
-      config.num_heads * (latent.nope_size + latent.value_size), false, "kv");
+  const bool cached = caches_latents(builder);
+  const ValueId kv =
+      cached ? -1
+             : build_head_linear(
+                   builder, share, "attn.kv_up", gathered(latent_normed, "kv_latent_gathered"),
+                   true, config.num_heads * (latent.nope_size + latent.value_size), false, "kv");
   const ValueId shared =
       builder.linear("attn.k_rope", normed, latent.rope_size, config.qkv_bias, "k_shared");
 
@@ -242,6 +274,7 @@ QueryKeyValue build_latent(LayerBuilder& builder, const AttentionShare& share, V
                                    share.num_heads, "q_rotated");
   const ValueId k =
       build_rotation(builder, gathered(shared, "k_shared_gathered"), of_shared, 1, "k_rotated");
+  if (cached) return cache_of_latents(builder, share, q, latent_normed, k);
   const auto joined = builder.program().add(make_latent_heads({.num_heads = share.num_heads,
                                                                .nope_size = latent.nope_size,
                                                                .rope_size = latent.rope_size,
@@ -252,6 +285,17 @@ QueryKeyValue build_latent(LayerBuilder& builder, const AttentionShare& share, V
 
 AttentionSpec attention_spec(const LayerBuilder& builder, const AttentionShare& share) {
   const ModelConfig& config = builder.config;
+  if (caches_latents(builder)) {
+    const double scale = config.attention_scale();
+    const LatentConfig& latent = config.latent;
+    return {.num_heads = config.num_heads,
+            .num_kv_heads = 1,
+            .head_size = latent.kv_rank + latent.rope_size,
+            .head_size_v = latent.kv_rank,
+            .scale = scale > 0 ? scale : 1 / std::sqrt(static_cast<double>(config.head_dim())),
+            .window = builder.kind.window ? config.window : 0,
+            .sequence_length = builder.shape.sequence_length};
+  }
   const int64_t parts = builder.groups.heads->size();
   return {.num_heads = share.num_heads / parts,
           .num_kv_heads = std::max<int64_t>(share.num_kv_heads / parts, 1),
@@ -392,7 +436,11 @@ ValueId build_attention(LayerBuilder& builder, ValueId normed) {
   const RotarySpec rotary = rotary_spec(config, context_length(builder));
   const QueryKeyValue x = config.is_latent() ? build_latent(builder, share, normed, rotary)
                                              : build_standard(builder, share, normed, rotary);
-  const ValueId attended = attend(builder, share, x);
+  ValueId attended = attend(builder, share, x);
+  if (x.up >= 0) {
+    attended = builder.program().add1(make_latent_outputs(latent_cache_spec(config)),
+                                      {attended, x.up}, "attn_out_of_latents");
+  }
   const ValueId out =
       config.attention_gate
           ? builder.program().add1(make_sigmoid_gate(), {attended, x.gate}, "attn_gated")

@@ -67,10 +67,10 @@ ValueType one_i32(const Context& /*c*/) {
 ValueType one_count(const Context& /*c*/) {
   return {.dtype = DType::kI64, .shape = {1}};
 }
-ValueType cache_type(const Context& c, int64_t head_size) {
+ValueType cache_type(const Context& c, int64_t width) {
   const CacheShape cache = c.cache.value_or(CacheShape{});
   const int64_t capacity = cache.is_paged() ? cache.num_pages * kPageTokens : cache.capacity;
-  return {c.shape.dtype, {capacity, c.config.kv_heads() * head_size}};
+  return {c.shape.dtype, {capacity, width}};
 }
 ValueType cache_lengths(const Context& c) {
   return i32(c.cache && c.cache->is_paged() ? c.shape.max_sequences : 1);
@@ -80,10 +80,10 @@ ValueType page_table_type(const Context& c) {
           .shape = {c.shape.max_sequences, c.cache ? pages_of(c.cache->capacity) : 0}};
 }
 ValueType key_cache_type(const Context& c) {
-  return cache_type(c, c.config.head_dim());
+  return cache_type(c, cache_widths(c.config, c.shape, c.cache).keys);
 }
 ValueType value_cache_type(const Context& c) {
-  return cache_type(c, c.config.value_dim());
+  return cache_type(c, cache_widths(c.config, c.shape, c.cache).values);
 }
 
 ValueType conv_state_type(const Context& c, int64_t width) {
@@ -300,6 +300,21 @@ IndexRange attended_heads(const ModelConfig& config, const StageGroups& groups) 
   const int64_t count = config.num_heads / (tp * groups.heads->size());
   const int64_t first = tp == 1 ? 0 : groups.tp->rank() * (config.num_heads / tp);
   return {first + groups.heads->rank() * count, count};
+}
+
+bool caches_latents(const ModelConfig& config, const BatchShape& shape,
+                    const std::optional<CacheShape>& cache) {
+  const LatentConfig& latent = config.latent;
+  return config.is_latent() && cache && cache->is_paged() && shape.products.recipe == nullptr &&
+         latent.kv_rank <= kMostPagedHeadSizeV &&
+         latent.kv_rank + latent.rope_size <= kMostPagedHeadSize;
+}
+
+CacheWidths cache_widths(const ModelConfig& config, const BatchShape& shape,
+                         const std::optional<CacheShape>& cache) {
+  if (caches_latents(config, shape, cache))
+    return {config.latent.kv_rank + config.latent.rope_size, config.latent.kv_rank};
+  return {config.kv_heads() * config.head_dim(), config.kv_heads() * config.value_dim()};
 }
 
 bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {

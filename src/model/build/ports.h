@@ -36,6 +36,19 @@ struct CacheShape {
   bool is_paged() const { return num_pages > 0; }
 };
 
+/// Whether layers of latent attention cache latents, which serve all heads, instead of keys and
+/// values: pages do, unless operands of products are rounded, which then differ from training's.
+bool caches_latents(const ModelConfig& config, const BatchShape& shape,
+                    const std::optional<CacheShape>& cache);
+
+/// Elements that a layer caches of a token.
+struct CacheWidths {
+  int64_t keys = 0;
+  int64_t values = 0;
+};
+CacheWidths cache_widths(const ModelConfig& config, const BatchShape& shape,
+                         const std::optional<CacheShape>& cache);
+
 /// T_l: a rank's own tokens of a micro-batch.
 inline int64_t own_tokens(const BatchShape& shape, const StageGroups& groups) {
   return shape.num_tokens / groups.token_ranks();

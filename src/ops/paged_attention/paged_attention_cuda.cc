@@ -69,8 +69,8 @@ void paged_attention(const PagedAttention& op, const Args<PagedAttention>& args)
 }
 
 int64_t paged_attention_workspace(const PagedAttention& op, std::span<const ValueType> inputs) {
-  cuda::check_limit(op, op.spec().head_size, cuda::kMostPagedHeadSize, "values of a key");
-  cuda::check_limit(op, op.spec().head_size_v, cuda::kMostPagedHeadSizeV, "values of a head");
+  cuda::check_limit(op, op.spec().head_size, kMostPagedHeadSize, "values of a key");
+  cuda::check_limit(op, op.spec().head_size_v, kMostPagedHeadSizeV, "values of a head");
   return RunResults(op.spec(), inputs[Op::kQ].shape[0], inputs[Op::kPageTable].shape[1])
       .layout.num_bytes();
 }

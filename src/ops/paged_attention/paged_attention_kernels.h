@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/paged_attention/pages.h"
 
 namespace tessera::cuda {
 
@@ -36,10 +37,6 @@ constexpr int paged_runs(int64_t pages_per_sequence) {
 
 /// With so many new tokens a sequence is read as a prompt, where a kernel for these is.
 constexpr int kLeastPromptTokens = 4;
-
-/// Sizes of heads that the kernels take.
-constexpr int64_t kMostPagedHeadSize = 640;
-constexpr int64_t kMostPagedHeadSizeV = 512;
 
 /// See PagedAttention. `partials` has, for each token, query head and run, the sum of its values;
 /// `statistics` the largest score and the sum of exponentials: F32 [T, N, runs, Dv] and

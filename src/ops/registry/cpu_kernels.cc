@@ -24,6 +24,7 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -81,6 +82,7 @@ KernelTable make_cpu_kernels() {
   add_gated_norm_cpu(table);
   add_grad_norm_cpu(table);
   add_grouped_matmul_cpu(table);
+  add_latent_cache_cpu(table);
   add_latent_heads_cpu(table);
   add_linear_cpu(table);
   add_linear_cross_entropy_cpu(table);

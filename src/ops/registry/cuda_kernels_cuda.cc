@@ -21,6 +21,7 @@
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -74,6 +75,7 @@ KernelTable make_cuda_kernels() {
   add_expert_bias_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
+  add_latent_cache_cuda(table);
   add_latent_heads_cuda(table);
   add_linear_cross_entropy_cuda(table);
   add_linear_cuda(table);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/saturating.h"
+#include "model/build/ports.h"
 #include "model/config/limits.h"
 #include "ops/paged_attention/paged_attention.h"
 #include "ops/registry/cpu_kernels.h"
@@ -41,11 +42,13 @@ DecodingLimits complete(DecodingLimits limits) {
 /// The shape of the cache, whose size is checked first.
 CacheShape cache_shape(const ModelConfig& config, DType dtype, const DecodingLimits& limits,
                        const Device& device) {
-  const Saturating of_token =
-      Saturating(config.num_layers) * config.kv_heads() * (config.head_dim() + config.value_dim());
+  const CacheShape shape{.capacity = limits.context,
+                         .num_pages = limits.cache_tokens / kPageTokens};
+  const CacheWidths widths = cache_widths(config, {.dtype = dtype}, shape);
+  const Saturating of_token = Saturating(config.num_layers) * (widths.keys + widths.values);
   require_device_memory((of_token * limits.cache_tokens * dtype_size(dtype)).value(), device,
                         fmt::format("a cache of {} tokens' keys and values", limits.cache_tokens));
-  return {.capacity = limits.context, .num_pages = limits.cache_tokens / kPageTokens};
+  return shape;
 }
 
 /// Rows of the model that runs a pass of so many: few models for all passes.

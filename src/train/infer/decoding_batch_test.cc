@@ -69,9 +69,13 @@ TEST(DecodingBatch, BitsDoNotDependOnThreads) {
   omp_set_num_threads(threads);
 }
 
+TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithLatents) {
+  Rig rig(DType::kBF16, testing::make_latent);
+  expect_invariant(rig);
+}
+
 /// The generator of single sequences is the same arithmetic up to the order of sums.
-TEST(DecodingBatch, WritesWhatTheGeneratorWrites) {
-  Rig rig;
+void expect_as_the_generator(Rig& rig) {
   Generator generator(rig.config, rig.dtype, rig.backend, *rig.parameters, rig.experts);
   for (uint64_t seed = 0; seed < 12; ++seed) {
     DecodingRequest request = rig.request(seed);
@@ -90,6 +94,17 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWrites) {
     }
     EXPECT_EQ(found.end == DecodingEnd::kDocument, expected.ended);
   }
+}
+
+TEST(DecodingBatch, WritesWhatTheGeneratorWrites) {
+  Rig rig;
+  expect_as_the_generator(rig);
+}
+
+/// Which makes keys and values of the latents.
+TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithLatents) {
+  Rig rig(DType::kF32, testing::make_latent);
+  expect_as_the_generator(rig);
 }
 
 /// The arithmetic of single rows aside, as the host does.

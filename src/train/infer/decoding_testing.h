@@ -52,6 +52,13 @@ struct Rig {
   }
 };
 
+/// Latent attention, whose pages have latents.
+inline void make_latent(ModelConfig& model) {
+  model.attention = AttentionKind::kLatent;
+  model.latent = {
+      .query_rank = 12, .kv_rank = 20, .nope_size = 8, .rope_size = 4, .value_size = 10};
+}
+
 /// All that a sequence came to, so that bits can be compared.
 struct Written {
   std::vector<int32_t> ids;
