@@ -117,6 +117,10 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
                   "Rows that an all-to-all of tokens moves: those that are routed, which the host "
                   "waits to know (exact), or GPUs of one machine alone, which write them into one "
                   "another's memory (direct); or always as many as may be (bounded)");
+  schema.add("parallel.clone_experts", &parallel.clone_experts,
+             "Hot experts of other ranks that each rank of ep may clone to take a part of their "
+             "tokens (ECHO); 0: none",
+             between(0, kMaxClones));
   schema.add_enum("parallel.pipeline_schedule", &parallel.schedule,
                   {{"gpipe", PipelineKind::kGpipe},
                    {"1f1b", PipelineKind::kOneFOneB},

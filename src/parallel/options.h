@@ -24,6 +24,9 @@ enum class ContextExchange : uint8_t {
   kHierarchical  ///< all-to-all within `context_inner` neighbouring ranks, a ring over the rest
 };
 
+/// The most that ParallelSpec::clone_experts can be.
+inline constexpr int64_t kMaxClones = 64;
+
 /// How a model is spread over ranks, as configured. What says how an axis is used may stand where
 /// the axis has degree 1, so that one configuration serves several sizes; what contradicts another
 /// setting is refused.
@@ -36,6 +39,7 @@ struct ParallelSpec {
   int64_t dispatch_inner = 1;          ///< hierarchical: ranks of EP in a node
   double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
   ExchangeSizes exchange = ExchangeSizes::kExact;
+  int64_t clone_experts = 0;  ///< spare slots of a rank for clones of hot experts of other ranks
   PipelineKind schedule = PipelineKind::kOneFOneB;
   int64_t chunks_per_stage = 1;
   std::string pipeline_layout;  ///< see parse_pipeline_layout; empty: even

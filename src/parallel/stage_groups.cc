@@ -49,7 +49,8 @@ StagePolicy make_stage_policy(const Layout& layout, const ParallelSpec& parallel
           .dispatcher = parallel.dispatcher,
           .dispatch_nodes = dispatch_nodes(parallel, layout.degree(Axis::kEp)),
           .all_to_all_efficiency = parallel.all_to_all_efficiency,
-          .exchange = parallel.exchange};
+          .exchange = parallel.exchange,
+          .clone_slots = layout.degree(Axis::kEp) > 1 ? parallel.clone_experts : 0};
 }
 
 StageGroups join_stage_groups(World& world, const Layout& layout, const ParallelSpec& parallel) {

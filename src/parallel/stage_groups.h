@@ -17,6 +17,7 @@ struct StagePolicy {
   int64_t dispatch_nodes = 1;          ///< that tokens cross once each (dispatcher "hierarchical")
   double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
   ExchangeSizes exchange = ExchangeSizes::kExact;
+  int64_t clone_slots = 0;  ///< of each rank of EP, for clones of hot experts; 0 where EP is 1
 };
 StagePolicy make_stage_policy(const Layout& layout, const ParallelSpec& parallel);
 

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "ops/add/add.h"
+#include "ops/gradient_value.h"
 #include "program/import.h"
 
 namespace tessera {
@@ -68,6 +69,9 @@ class Differentiator final : public GradientBuilder {
 
   std::vector<ValueId> emit(OperatorPtr op, const std::vector<ValueId>& inputs,
                             const std::vector<int>& accumulators) override {
+    if (accumulators.size() == 1 &&
+        forward_.value(forward_input(accumulators[0])).kind != ValueKind::kWeight)
+      return emit_of_value(*op, inputs, accumulators[0]);
     std::vector<ValueId> targets;
     for (const int idx : accumulators) targets.push_back(accumulator(forward_input(idx)));
     return result_.program.add(std::move(op), inputs, {}, targets);
@@ -88,6 +92,18 @@ class Differentiator final : public GradientBuilder {
  private:
   ValueId forward_input(int idx) const { return node_->inputs.at(idx); }
   bool is_wanted(ValueId id) const { return wanted_[id]; }
+
+  /// The gradient of a weight that is a value of the forward program.
+  std::vector<ValueId> emit_of_value(const Operator& op, const std::vector<ValueId>& inputs,
+                                     int idx) {
+    const auto* accumulating = dynamic_cast<const AccumulatesGradient*>(&op);
+    ensure(accumulating != nullptr, "{}: '{}' is not a weight: its gradient has no accumulator",
+           op.name(), forward_.value(forward_input(idx)).name);
+    const std::string name = fmt::format("grad.{}", forward_.value(forward_input(idx)).name);
+    auto outputs = result_.program.add(accumulating->with_value(), inputs, {name});
+    set_grad_input(idx, outputs.at(0));
+    return outputs;
+  }
 
   void add_grad_output(ValueId id) {
     const Value& value = forward_.value(id);

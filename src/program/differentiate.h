@@ -40,8 +40,9 @@ struct DifferentiateRequest {
 };
 
 /// Derives the backward program by each operator's gradient rule, from the last node to the first;
-/// gradients of a value that is read several times are added in that order. Nodes that no gradient
-/// reaches are left out. Throws InternalError where a needed operator has no rule, or where no
+/// gradients of a value that is read several times are added in that order. Of what reads a value
+/// as a weight, the gradient is a value too (ops/gradient_value.h). Nodes that no gradient reaches
+/// are left out. Throws InternalError where a needed operator has no rule, or where no
 /// gradient reaches a wanted input.
 Backward differentiate(const Program& forward, const DifferentiateRequest& request);
 

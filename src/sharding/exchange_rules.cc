@@ -93,6 +93,26 @@ ShardStatesOf all_to_all_v(const AxisCall& call) {
   });
 }
 
+/// Weights go from where their experts are to others, which have other clones in every copy of the
+/// experts.
+ShardStatesOf clone_weights(const AxisCall& call) {
+  if (call.axis == RankAxis::kEdp) {
+    if (!call.inputs[0].is(Kind::kReplicated)) fault("weights are not the same in all copies");
+    return {{ShardState::varying()}};
+  }
+  return exchange(call, [](const ShardState& x) {
+    if (x != ShardState::by_expert(0)) fault("what is cloned is not the ranks' own experts");
+    return x;
+  });
+}
+
+ShardStatesOf return_clones(const AxisCall& call) {
+  return exchange(call, [](const ShardState& x) {
+    if (x != ShardState::by_expert(0)) fault("what is returned is not the ranks' own clones");
+    return x;
+  });
+}
+
 ShardStatesOf gather_heads(const AxisCall& call) {
   return exchange(call, [](const ShardState& x) {
     if (x != ShardState::sharded(0)) fault("tokens are gathered of which no rank has a part");

@@ -148,6 +148,25 @@ ShardStatesOf dispatch_plan(const AxisCall& call) {
   return {{varying, varying, varying, same, same, same}};
 }
 
+/// All ranks of EP find the same clones, those of each copy of the experts others.
+ShardStatesOf clone_plan(const AxisCall& call) {
+  const ShardState varying = ShardState::varying();
+  const ShardState& counts = call.inputs[0];
+  if (factoring_of(call.axis) == Factoring::kDense) return std::nullopt;
+  if (!is_ep(call.axis)) {
+    if (!counts.is(Kind::kVarying)) fault("counts are not those of the ranks of one copy");
+    return {{varying, varying, varying}};
+  }
+  if (!counts.is(Kind::kReplicated)) fault("counts are not those of all ranks of the experts");
+  return {{ShardState::replicated(), varying, varying}};
+}
+
+/// What came back stands as what the ranks' own tokens gave.
+ShardStatesOf add_clones(const AxisCall& call) {
+  if (factoring_of(call.axis) == Factoring::kDense) return std::nullopt;
+  return {{call.inputs[0]}};
+}
+
 ShardStatesOf permute(const AxisCall& call) {
   return {{permuted(call.inputs[0], call.inputs[1], call.inputs[2])}};
 }

@@ -1,5 +1,6 @@
 #include "model/build/moe_blocks.h"
 
+#include "model/build/expert_clones.h"
 #include "model/build/mlp_blocks.h"
 #include "model/dispatch/dispatchers.h"
 #include "ops/add/add.h"
@@ -323,10 +324,46 @@ ValueId project_up(LayerBuilder& builder, ValueId sum) {
   return builder.linear("moe.latent_up", sum, builder.config.hidden_size, false, "moe_projected");
 }
 
+/// The experts of this rank's slots for clones.
+ExpertShare clone_share(const ExpertShare& share, const CloneSlots& slots) {
+  const int64_t count = slots.slots_per_rank;
+  return {.experts = {slots.rank * count, count},
+          .sizes = std::vector<int64_t>(count, share.sizes[0]),
+          .first_sizes = std::vector<int64_t>(count, share.first_sizes[0])};
+}
+
+/// Experts at home and clones of others', each with its own dispatch of the tokens that go there.
+/// The clones' weights are on their way before the tokens, and in the backward pass their gradients
+/// are added to what the experts at home have.
+ValueId build_cloned_experts(LayerBuilder& builder, ValueId tokens, const Routing& routing) {
+  Program& program = builder.program();
+  const DispatchSpec spec = dispatch_spec(builder);
+  const ExpertShare share = expert_share(builder);
+  const ExpertWeights weights = add_expert_weights(builder, share);
+  const ClonedRouting cloned = plan_clones(builder, routing.expert_idx_TK);
+  const ExpertWeights clones = {clone_weight(builder, cloned, weights.first, "clone_first"),
+                                clone_weight(builder, cloned, weights.second, "clone_second")};
+  const DispatchSpec clone_spec =
+      clone_dispatch(spec, cloned, program.type(routing.expert_idx_TK).shape[0]);
+  const DispatchedRows rows = dispatch(program, spec, tokens, routing.probs_TK, cloned.home_idx_TK);
+  const DispatchedRows clone_rows =
+      dispatch(program, clone_spec, tokens, routing.probs_TK, cloned.clone_idx_TK);
+  builder.layer.ports.set(Port::kDropped, rows.dropped);
+  const ValueId out = build_grouped_experts(builder, share, rows, weights);
+  const ValueId clone_out =
+      build_grouped_experts(builder, clone_share(share, cloned.slots), clone_rows, clones);
+  return program.add1(
+      make_add(),
+      {combine(program, spec, rows, out), combine(program, clone_spec, clone_rows, clone_out)},
+      "moe_out");
+}
+
 ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
   Program& program = builder.program();
   const Routing routing = build_router(builder, normed);
   const ValueId tokens = project_down(builder, normed);
+  if (clones_experts(builder))
+    return project_up(builder, build_cloned_experts(builder, tokens, routing));
   const DispatchSpec spec = dispatch_spec(builder);
   const ExpertShare share = expert_share(builder);
   const DispatchedRows rows =
@@ -369,6 +406,8 @@ double reach_of_peer(const MoeConfig& moe, const StageGroups& groups, int64_t me
 }  // namespace
 
 DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups) {
+  const bool clones = groups.policy.clone_slots > 0;
+  const bool free = groups.policy.dispatcher == DispatcherRequest::kAuto;
   return choose_dispatcher(
       {.top_k = config.moe.top_k,
        .ep = groups.ep->size(),
@@ -378,7 +417,7 @@ DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& g
        .reach = reach_of_peer(config.moe, groups, groups.ep->size()),
        .nodes = groups.policy.dispatch_nodes,
        .node_reach = reach_of_peer(config.moe, groups, groups.policy.dispatch_nodes)},
-      groups.policy.dispatcher);
+      clones && free ? DispatcherRequest::kAllToAll : groups.policy.dispatcher);
 }
 
 ValueId build_moe(LayerBuilder& builder, ValueId normed) {

@@ -13,6 +13,9 @@ int64_t micro_batch_tokens(const DispatchSpec& spec, int64_t num_tokens) {
   return num_tokens * spec.shared_capacity->micro_batch->size();
 }
 
+/// Of a token, where routing is balanced, those that name spare experts: next to none.
+constexpr double kSpareChoices = 1e-9;
+
 /// Micro-batches that the ranks of `experts` take tokens from, at most: this rank's own, and one
 /// for every rank that does not share it.
 int64_t num_micro_batches(const DispatchSpec& spec) {
@@ -45,7 +48,8 @@ RouteMapSpec drop_rule(const DispatchSpec& spec) {
           .top_k = spec.top_k,
           .capacity_factor = spec.capacity_factor,
           .drop_policy = spec.drop_policy,
-          .capacity_group_size = spec.capacity_group_size};
+          .capacity_group_size = spec.capacity_group_size,
+          .balanced_choices = spec.spare_rows > 0 ? kSpareChoices : 0};
 }
 
 int64_t shared_expert_capacity(const DispatchSpec& spec, int64_t num_tokens) {
@@ -63,6 +67,8 @@ int64_t expert_limit(const DispatchSpec& spec, int64_t num_tokens) {
 }
 
 int64_t max_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t num_tokens) {
+  if (spec.spare_rows > 0)
+    return std::min(spec.spare_rows, num_ranks * max_local_rows(spec, num_tokens));
   if (!spec.shared_capacity) return num_ranks * max_local_rows(spec, num_tokens);
   const int64_t routed = num_ranks * num_tokens * std::min(spec.top_k, spec.local_experts().count);
   return std::min(
@@ -70,6 +76,7 @@ int64_t max_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t n
 }
 
 int64_t balanced_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t num_tokens) {
+  if (spec.spare_rows > 0) return 1;
   const int64_t assignments = num_ranks * num_tokens * spec.top_k;
   const int64_t share =
       (assignments * spec.local_experts().count + spec.num_experts - 1) / spec.num_experts;

@@ -50,6 +50,9 @@ struct DispatchSpec {
   /// The probability enters before FC2: it travels with its row, and experts' outputs are added up.
   /// Otherwise outputs are weighted as they are added.
   bool early_probs = true;
+  /// Experts that get only what others cannot take: none of the tokens where routing is balanced,
+  /// and never more rows on a rank than this. 0: these are ordinary experts.
+  int64_t spare_rows = 0;
 
   RoutedExperts routed() const { return {num_experts, top_k, num_groups, top_groups}; }
   /// The experts of this rank: EP coordinate e has the e-th of EP equal runs.

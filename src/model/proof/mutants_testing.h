@@ -9,6 +9,7 @@
 #include "ops/add_bias/add_bias.h"
 #include "ops/collective/head_exchange.h"
 #include "ops/collective/ragged_collective.h"
+#include "ops/expert_clones/clone_weights.h"
 #include "ops/linear/linear.h"
 #include "ops/repeat_heads/repeat_heads.h"
 
@@ -104,6 +105,7 @@ class Mutator {
     const std::vector<RankAxis>& own = *axes_.find(exchange->comm());
     if (own.empty()) return;
     replace(idx, place, "left out", [](Program&, Node& n) {
+      if (moves_clones(*n.op)) user_error("slots are not as many as experts");
       n.op = make_sum_heads(1, 1);  // gives what it reads
       n.inputs.resize(1);
     });
@@ -121,8 +123,22 @@ class Mutator {
     if (node.op->name() == "reduce_scatter") mutate_reduction(idx, place, exchange->comm_ptr());
   }
 
+  static bool moves_clones(const Operator& op) {
+    return op.name() == CloneWeights::kName || op.name() == ReturnClones::kName;
+  }
+
+  static OperatorPtr clones_in_group(CloneSlots slots, bool back, const CommunicatorPtr& group) {
+    if (group->size() != slots.num_ranks) user_error("slots of another number of ranks");
+    slots.rank = group->rank();
+    return back ? std::make_shared<ReturnClones>(group, slots) : make_clone_weights(group, slots);
+  }
+
   static OperatorPtr with_group(const Operator& op, const CommunicatorPtr& group) {
     const std::string_view name = op.name();
+    if (const auto* clones = dynamic_cast<const CloneWeights*>(&op))
+      return clones_in_group(clones->slots(), false, group);
+    if (const auto* clones = dynamic_cast<const ReturnClones*>(&op))
+      return clones_in_group(clones->slots(), true, group);
     if (name == "all_gather") return make_all_gather(group);
     if (name == "reduce_scatter") return make_reduce_scatter(group);
     if (name == "all_reduce_constant") return make_all_reduce_constant(group);

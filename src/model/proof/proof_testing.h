@@ -71,6 +71,19 @@ inline std::vector<LayoutCase> proof_layouts() {
                          p.layout.ep = 2;
                          p.dispatcher = all_to_all;
                        }),
+      make_layout_case("ep2_clones", 4,
+                       [](P& p) {
+                         p.layout.ep = 2;
+                         p.clone_experts = 2;
+                       }),
+      make_layout_case("tp2_ep4_clones_hierarchical", 8,
+                       [](P& p) {
+                         p.layout.tp = 2;
+                         p.layout.ep = 4;
+                         p.dispatcher = DispatcherRequest::kHierarchical;
+                         p.dispatch_inner = 2;
+                         p.clone_experts = 1;
+                       }),
       make_layout_case("ep2_deduplicated", 4,
                        [](P& p) {
                          p.layout.ep = 2;

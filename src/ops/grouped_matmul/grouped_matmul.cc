@@ -146,7 +146,11 @@ Cost GroupedMatmulWgrad::cost(std::span<const ValueType> inputs,
 
 OperatorPtr GroupedMatmulWgrad::with_gather(int input) const {
   if (gather_ || input != kWide) return nullptr;
-  return std::make_shared<GroupedMatmulWgrad>(sizes_, true);
+  return std::make_shared<GroupedMatmulWgrad>(sizes_, true, of_value_);
+}
+
+OperatorPtr GroupedMatmulWgrad::with_value() const {
+  return std::make_shared<GroupedMatmulWgrad>(sizes_, gather_, true);
 }
 
 double GroupedMatmulWgrad::gather_cost(std::span<const ValueType> inputs) const {

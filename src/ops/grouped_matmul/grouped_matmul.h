@@ -2,6 +2,7 @@
 
 #include "ops/expert_sizes.h"
 #include "ops/gather.h"
+#include "ops/gradient_value.h"
 
 namespace tessera {
 
@@ -65,30 +66,35 @@ class GroupedMatmul final : public Operator, public TakesGather {
 ///   (narrow A [R, max g_e], wide A [R, H], offsets I64 [E + 1]) -> F32 [Σ g_e, H], accumulated:
 /// block e gains narrow_eᵀ · wide_e over the expert's rows. With `gather` the rows of `wide` are
 /// those that Permute would make: (narrow, x A [T, H], offsets, source_R I32 [R], row_of_TK I32 [T,
-/// K]).
-class GroupedMatmulWgrad final : public Operator, public TakesGather {
+/// K]). As the gradient of a weight that is a value, it is one: written, zeros for an expert
+/// without rows.
+class GroupedMatmulWgrad final : public Operator, public TakesGather, public AccumulatesGradient {
  public:
   static constexpr std::string_view kName = "grouped_matmul_wgrad";
+  static constexpr std::string_view kOfValue = "grouped_matmul_wgrad_of_value";
   enum Input : int { kNarrow, kWide, kOffsets, kSource, kRowOf };
   enum Output : int { kGradWeight };
 
-  explicit GroupedMatmulWgrad(const ExpertSizes& sizes, bool gather = false)
-      : sizes_(sizes), gather_(gather) {}
+  explicit GroupedMatmulWgrad(const ExpertSizes& sizes, bool gather = false, bool of_value = false)
+      : sizes_(sizes), gather_(gather), of_value_(of_value) {}
   const ExpertSizes& sizes() const { return sizes_; }
   bool gather() const { return gather_; }
+  bool of_value() const { return of_value_; }
 
-  std::string_view name() const override { return kName; }
+  std::string_view name() const override { return of_value_ ? kOfValue : kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  bool accumulates(int output) const override { return output == kGradWeight; }
+  bool accumulates(int output) const override { return output == kGradWeight && !of_value_; }
   OperatorPtr with_gather(int input) const override;
   double gather_cost(std::span<const ValueType> inputs) const override;
   double gradient_gather_cost(std::span<const ValueType> /*inputs*/) const override { return 0; }
+  OperatorPtr with_value() const override;
 
  private:
   ExpertSizes sizes_;
   bool gather_;
+  bool of_value_;
 };
 
 OperatorPtr make_grouped_matmul(const GroupedMatmulSpec& spec);

@@ -235,8 +235,12 @@ void grouped_matmul_wgrad(const GroupedMatmulWgrad& op, const Args<GroupedMatmul
                          wide,
                          args.out(Op::kGradWeight),
                          args.in(Op::kOffsets).span<int64_t>(),
-                         !args.set_accumulators};
+                         !args.set_accumulators && !op.of_value()};
   check_rows(g.wide, g.offsets);
+  if (op.of_value() && wide.shape[0] == 0) {
+    std::ranges::fill(g.grad.span<float>(), 0.0F);
+    return;
+  }
   const auto units_of = [&](int64_t e) {
     // Without rows nothing is added, but zeros are written.
     return g.num_rows(e) == 0 && g.accumulate ? Units{}
@@ -275,6 +279,8 @@ void add_grouped_matmul_cpu(KernelTable& table) {
   add_kernel<GroupedMatmulWgrad>(
       table, grouped_matmul_wgrad,
       {.workspace = grouped_matmul_wgrad_workspace, .sets_accumulators = true});
+  add_kernel<GroupedMatmulWgrad>(table, GroupedMatmulWgrad::kOfValue, grouped_matmul_wgrad,
+                                 {.workspace = grouped_matmul_wgrad_workspace});
 }
 
 void add_grouped_matmul_of_rows_cpu(KernelTable& table) {

@@ -237,7 +237,7 @@ void grouped_matmul_wgrad(const GroupedMatmulWgrad& op, const Args<GroupedMatmul
                        .narrow = narrow.data,
                        .wide = wide.data,
                        .grad = args.out(Op::kGradWeight).as<float>(),
-                       .accumulate = !args.set_accumulators,
+                       .accumulate = !args.set_accumulators && !op.of_value(),
                        .counter = context_of(args).get<cuda::ExpertTables>().counter(),
                        .gather = rows.source},
                       stream_of(args));
@@ -248,6 +248,7 @@ void grouped_matmul_wgrad(const GroupedMatmulWgrad& op, const Args<GroupedMatmul
 void add_grouped_matmul_cuda(KernelTable& table) {
   add_kernel<GroupedMatmul>(table, grouped_matmul);
   add_kernel<GroupedMatmulWgrad>(table, grouped_matmul_wgrad, {.sets_accumulators = true});
+  add_kernel<GroupedMatmulWgrad>(table, GroupedMatmulWgrad::kOfValue, grouped_matmul_wgrad);
 }
 
 }  // namespace tessera

@@ -20,6 +20,7 @@
 #include "ops/expert_activation/activated_product.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/expert_bias/expert_bias.h"
+#include "ops/expert_clones/clone_plan.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
@@ -78,6 +79,7 @@ KernelTable make_cpu_kernels() {
   add_embedding_cpu(table);
   add_expert_activation_cpu(table);
   add_expert_bias_cpu(table);
+  add_expert_clones_cpu(table);
   add_gated_delta_cpu(table);
   add_gated_norm_cpu(table);
   add_grad_norm_cpu(table);

@@ -19,6 +19,7 @@
 #include "ops/expert_activation/activated_product.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/expert_bias/expert_bias.h"
+#include "ops/expert_clones/clone_plan.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/latent_cache/latent_cache.h"
@@ -73,6 +74,7 @@ KernelTable make_cuda_kernels() {
   add_embedding_cuda(table);
   add_expert_activation_cuda(table);
   add_expert_bias_cuda(table);
+  add_expert_clones_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
   add_latent_cache_cuda(table);

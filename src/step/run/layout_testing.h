@@ -81,6 +81,25 @@ inline std::vector<LayoutCase> model_layouts() {
          p.dispatcher = DispatcherRequest::kAllToAll;
          p.exchange = ExchangeSizes::kBounded;
        }},
+      {"ep_clones", 4,
+       [](P& p) {
+         p.layout.ep = 4;
+         p.clone_experts = 2;
+       }},
+      {"ep_clones_deduplicated_recompute", 4,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kDeduplicated;
+         p.clone_experts = 1;
+       },
+       [](M& m) { m.moe.memory_efficient = false; }, true},
+      {"ep_clones_split_weights", 4,
+       [](P& p) {
+         p.layout.pp = 2;
+         p.layout.ep = 2;
+         p.clone_experts = 1;
+         p.split_weights = true;
+       }},
       {"ep_recompute", 2, [](P& p) { p.layout.ep = 2; }, whole, true},
       {"etp", 2,
        [](P& p) {

@@ -143,6 +143,10 @@ void validate_precision(const Settings& settings) {
           "moe.fuse_gather = \"always\" with {}: rows are rounded where they stand; leave "
           "moe.fuse_gather out",
           kFp8);
+  require(settings.parallel.clone_experts == 0,
+          "parallel.clone_experts {} with {}: products of clones are not rounded; set "
+          "parallel.clone_experts = 0",
+          settings.parallel.clone_experts, kFp8);
 }
 
 void validate_state_formats(const Settings& settings) {

@@ -239,6 +239,20 @@ void draw_delta(Draw& draw, RandomLayout& result) {
                  .conv_size = 1 + draw.upto(4)};
 }
 
+/// Slots for clones of hot experts, where nothing is drawn that they do not go with.
+void draw_clones(Draw& draw, RandomLayout& result) {
+  MoeConfig& moe = result.settings.model.moe;
+  ParallelSpec& parallel = result.settings.parallel;
+  const bool possible = parallel.layout.ep > 1 && parallel.layout.etp == 1 &&
+                        moe.experts == ExpertPath::kGrouped && moe.inner_sizes.empty() &&
+                        moe.capacity_factor == 0 &&
+                        parallel.dispatcher != DispatcherRequest::kAllGather;
+  if (!possible || !draw.chance(2)) return;
+  parallel.clone_experts = 1 + draw.upto(2);
+  parallel.exchange = ExchangeSizes::kExact;
+  moe.mlp_bias = false;
+}
+
 void draw_training(Draw& draw, RandomLayout& result) {
   Settings& settings = result.settings;
   const LayoutSpec& layout = settings.parallel.layout;
@@ -373,6 +387,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_biases(draw, result);
     draw_multipliers(draw, result.settings.model);
     draw_delta(draw, result);
+    draw_clones(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);
