@@ -259,7 +259,7 @@ void show_layout(const Settings& settings, int64_t ranks) {
   const RunLayout run = plan_run(settings, ranks);
   if (settings.model.num_moe_layers() > 0) {
     std::cout << fmt::format("\ndispatcher {}\n",
-                             choose_dispatcher(settings.model, run.part.groups).to_string());
+                             describe_dispatcher(settings.model, run.part.groups));
   }
   if (layout.degree(Axis::kPp) == 1) return;
   const PipelineLayout pipeline =

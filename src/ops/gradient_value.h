@@ -13,6 +13,8 @@ class AccumulatesGradient {
 
   /// The operator that writes the same gradient, F32, as a value.
   virtual OperatorPtr with_value() const = 0;
+  /// Its output that is the gradient.
+  virtual int gradient_output() const { return 0; }
 };
 
 }  // namespace tessera

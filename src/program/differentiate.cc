@@ -99,9 +99,8 @@ class Differentiator final : public GradientBuilder {
     const auto* accumulating = dynamic_cast<const AccumulatesGradient*>(&op);
     ensure(accumulating != nullptr, "{}: '{}' is not a weight: its gradient has no accumulator",
            op.name(), forward_.value(forward_input(idx)).name);
-    const std::string name = fmt::format("grad.{}", forward_.value(forward_input(idx)).name);
-    auto outputs = result_.program.add(accumulating->with_value(), inputs, {name});
-    set_grad_input(idx, outputs.at(0));
+    auto outputs = result_.program.add(accumulating->with_value(), inputs);
+    set_grad_input(idx, outputs.at(accumulating->gradient_output()));
     return outputs;
   }
 

@@ -277,6 +277,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"grouped_matmul_wgrad_of_value", grouped_matmul_wgrad},
       {"expert_bias", expert_bias},
       {"expert_bias_backward", expert_bias_backward},
+      {"expert_bias_backward_of_value", expert_bias_backward},
       {"expert_activation", expert_activation},
       {"expert_activation_backward", expert_activation_backward},
       {"activated_product", activated_product},

@@ -64,6 +64,22 @@ TEST_F(CliLayout, BoundedExchangesCountTheirBounds) {
                  {"parallel.exchange", "exact", "bounded"});
 }
 
+TEST_F(CliLayout, SaysWhatMayBeCloned) {
+  const auto inspect = [](const std::string& option) -> Arguments {
+    return {"inspect",
+            "--layout",
+            "--parallel.ep=4",
+            "--moe.num_experts=16",
+            "--parallel.clone_experts=2",
+            option};
+  };
+  EXPECT_THAT(succeed(inspect("--moe.top_k=2")).out,
+              AllOf(HasSubstr("dispatcher all_to_all"),
+                    HasSubstr("each rank may clone 2 hot experts of others")));
+  expect_refused(inspect("--parallel.clone_experts=65"), {"parallel.clone_experts", "64"});
+  expect_refused(inspect("--train.precision=fp8"), {"parallel.clone_experts 2", "not rounded"});
+}
+
 TEST_F(CliLayout, ListsEveryStagesPasses) {
   const std::string out =
       succeed({"inspect", "--schedule", "--parallel.pp=2", "--model.num_layers=4",

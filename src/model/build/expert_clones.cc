@@ -36,8 +36,6 @@ void check_clones(const LayerBuilder& builder, int64_t slots) {
   refuse_unless(std::ranges::count(sizes, sizes[0]) == std::ssize(sizes), slots,
                 "experts of several sizes in moe.inner_sizes", "a slot holds any expert",
                 "moe.inner_size alone");
-  refuse_unless(!moe.mlp_bias, slots, "moe.mlp_bias", "biases are not cloned",
-                "moe.mlp_bias = false");
   refuse_unless(moe.capacity_factor == 0, slots,
                 fmt::format("moe.capacity_factor {}", moe.capacity_factor),
                 "a capacity drops the tokens that clones would take", "moe.capacity_factor = 0");

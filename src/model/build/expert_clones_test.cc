@@ -110,7 +110,6 @@ TEST(ExpertClones, RefuseWhatTheyDoNotGoWith) {
          m.moe.inner_sizes = {8, 8, 8, 4};
        },
        "inner_sizes", "moe.inner_size"},
-      {[](M& m, P&) { m.moe.mlp_bias = true; }, "moe.mlp_bias", "moe.mlp_bias = false"},
       {[](M& m, P&) { m.moe.capacity_factor = 1.5; }, "moe.capacity_factor 1.5",
        "moe.capacity_factor = 0"},
   };

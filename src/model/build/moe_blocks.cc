@@ -183,10 +183,12 @@ Slice expert_rows(const LayerBuilder& builder, const ExpertShare& share, int64_t
 }
 
 /// The local experts' two matrices, [sum of g_e, width] and [sum of F_e, width] of the experts'
-/// width.
+/// width, and where these are clones' their biases, if they have any.
 struct ExpertWeights {
   ValueId first = -1;
   ValueId second = -1;
+  ValueId first_bias = -1;
+  ValueId second_bias = -1;
 };
 
 ExpertWeights add_expert_weights(LayerBuilder& builder, const ExpertShare& share) {
@@ -204,17 +206,23 @@ ExpertWeights add_expert_weights(LayerBuilder& builder, const ExpertShare& share
           builder.matrix("moe.experts.down.weight", place(1))};
 }
 
-/// Adds the biases of the first matrix to its products, whose block-sparse values begin where
-/// `row_offsets` say; -1: rows of a matrix.
-ValueId add_first_biases(LayerBuilder& builder, const ExpertShare& share,
-                         const DispatchedRows& rows, ValueId product, ValueId row_offsets) {
+/// The biases of the first matrix.
+ValueId first_biases(LayerBuilder& builder, const ExpertShare& share) {
   const ModelConfig& config = builder.config;
-  if (!config.moe.mlp_bias) return product;
   Slice slice = expert_rows(builder, share, config.is_gated() ? 2 : 1);
   slice = Slice::of_rows({slice.global[0]}, slice.rows);
-  const ValueId bias =
-      builder.f32_weight(fmt::format("moe.experts.{}.bias", first_matrix_name(config)),
-                         {.slice = std::move(slice), .expert = true});
+  return builder.f32_weight(fmt::format("moe.experts.{}.bias", first_matrix_name(config)),
+                            {.slice = std::move(slice), .expert = true});
+}
+
+/// Adds the biases of the first matrix, `given` or the experts' own, to its products, whose
+/// block-sparse values begin where `row_offsets` say; -1: rows of a matrix.
+ValueId add_first_biases(LayerBuilder& builder, const ExpertShare& share,
+                         const DispatchedRows& rows, ValueId product, ValueId row_offsets,
+                         ValueId given = -1) {
+  const ModelConfig& config = builder.config;
+  if (!config.moe.mlp_bias) return product;
+  const ValueId bias = given.is_set() ? given : first_biases(builder, share);
   const bool sparse = row_offsets.is_set();
   std::vector<ValueId> inputs = {product, bias, rows.offsets};
   if (sparse) inputs.push_back(row_offsets);
@@ -224,20 +232,31 @@ ValueId add_first_biases(LayerBuilder& builder, const ExpertShare& share,
       inputs, "expert_pre");
 }
 
-/// Adds the biases of the second matrix, weighted as the rows are. The ranks of ETP have summands
-/// of them: each adds the biases of its own columns.
-ValueId add_second_biases(LayerBuilder& builder, const ExpertShare& share,
-                          const DispatchedRows& rows, ValueId product) {
-  if (!builder.config.moe.mlp_bias) return product;
-  const StageGroups& groups = builder.groups;
-  const int64_t count = builder.config.expert_width() / groups.etp->size();
-  const int64_t first_column = groups.etp->rank() * count;
+/// The columns of the second matrix whose biases this rank adds.
+IndexRange second_columns(const LayerBuilder& builder) {
+  const Communicator& etp = *builder.groups.etp;
+  const int64_t count = builder.config.expert_width() / etp.size();
+  return {etp.rank() * count, count};
+}
+
+/// Their biases.
+ValueId second_biases(LayerBuilder& builder, const ExpertShare& share) {
+  const IndexRange columns = second_columns(builder);
   std::vector<IndexRange> own;
   for (int64_t e = share.experts.begin; e < share.experts.end(); ++e)
-    own.push_back({e * builder.config.expert_width() + first_column, count});
+    own.push_back({e * builder.config.expert_width() + columns.begin, columns.count});
   const Shape all{builder.config.moe.num_experts * builder.config.expert_width()};
-  const ValueId bias = builder.f32_weight(
-      "moe.experts.down.bias", {.slice = Slice::of_rows(all, std::move(own)), .expert = true});
+  return builder.f32_weight("moe.experts.down.bias",
+                            {.slice = Slice::of_rows(all, std::move(own)), .expert = true});
+}
+
+/// Adds the biases of the second matrix, `given` or the experts' own, weighted as the rows are. The
+/// ranks of ETP have summands of them: each adds the biases of its own columns.
+ValueId add_second_biases(LayerBuilder& builder, const ExpertShare& share,
+                          const DispatchedRows& rows, ValueId product, ValueId given = -1) {
+  if (!builder.config.moe.mlp_bias) return product;
+  const auto [first_column, count] = second_columns(builder);
+  const ValueId bias = given.is_set() ? given : second_biases(builder, share);
   const bool early = rows.probs_R >= 0;
   std::vector<ValueId> inputs = {product, bias};
   if (early) inputs.push_back(rows.probs_R);
@@ -265,7 +284,8 @@ ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
   const ValueId product = program.add1(
       make_grouped_matmul({.group_sizes = share.first_sizes, .side = GroupedSide::kOut}),
       {rows.rows_RH, weights.first, rows.offsets}, first_product_name(builder));
-  const ValueId pre = add_first_biases(builder, share, rows, product, ValueId());
+  const ValueId pre =
+      add_first_biases(builder, share, rows, product, ValueId(), weights.first_bias);
   std::vector<ValueId> inputs = {pre};
   if (early) inputs.push_back(rows.probs_R);
   inputs.push_back(rows.offsets);
@@ -276,7 +296,7 @@ ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
   const ValueId out =
       program.add1(make_grouped_matmul({.group_sizes = share.sizes, .side = GroupedSide::kIn}),
                    {act, weights.second, rows.offsets}, "expert_out");
-  return add_second_biases(builder, share, rows, out);
+  return add_second_biases(builder, share, rows, out, weights.second_bias);
 }
 
 /// Block-sparse products over a topology made from the routing (MegaBlocks, figure 6).
@@ -339,10 +359,16 @@ ValueId build_cloned_experts(LayerBuilder& builder, ValueId tokens, const Routin
   Program& program = builder.program();
   const DispatchSpec spec = dispatch_spec(builder);
   const ExpertShare share = expert_share(builder);
-  const ExpertWeights weights = add_expert_weights(builder, share);
+  ExpertWeights weights = add_expert_weights(builder, share);
   const ClonedRouting cloned = plan_clones(builder, routing.expert_idx_TK);
-  const ExpertWeights clones = {clone_weight(builder, cloned, weights.first, "clone_first"),
-                                clone_weight(builder, cloned, weights.second, "clone_second")};
+  ExpertWeights clones = {clone_weight(builder, cloned, weights.first, "clone_first"),
+                          clone_weight(builder, cloned, weights.second, "clone_second")};
+  if (builder.config.moe.mlp_bias) {
+    weights.first_bias = first_biases(builder, share);
+    weights.second_bias = second_biases(builder, share);
+    clones.first_bias = clone_weight(builder, cloned, weights.first_bias, "clone_first_bias");
+    clones.second_bias = clone_weight(builder, cloned, weights.second_bias, "clone_second_bias");
+  }
   const DispatchSpec clone_spec =
       clone_dispatch(spec, cloned, program.type(routing.expert_idx_TK).shape[0]);
   const DispatchedRows rows = dispatch(program, spec, tokens, routing.probs_TK, cloned.home_idx_TK);
@@ -418,6 +444,14 @@ DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& g
        .nodes = groups.policy.dispatch_nodes,
        .node_reach = reach_of_peer(config.moe, groups, groups.policy.dispatch_nodes)},
       clones && free ? DispatcherRequest::kAllToAll : groups.policy.dispatcher);
+}
+
+std::string describe_dispatcher(const ModelConfig& config, const StageGroups& groups) {
+  const std::string text = choose_dispatcher(config, groups).to_string();
+  const int64_t slots = groups.policy.clone_slots;
+  if (slots == 0) return text;
+  return fmt::format("{}; each rank may clone {} hot {} of others", text, slots,
+                     slots == 1 ? "expert" : "experts");
 }
 
 ValueId build_moe(LayerBuilder& builder, ValueId normed) {

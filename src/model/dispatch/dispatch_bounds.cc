@@ -83,6 +83,10 @@ int64_t balanced_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int6
   return std::min(share, max_arriving_rows(spec, num_ranks, num_tokens));
 }
 
+double balanced_reach(const DispatchSpec& spec, int64_t members) {
+  return spec.spare_rows > 0 ? kSpareChoices : reach_of_rank(spec.routed(), members);
+}
+
 int64_t max_rows_to_peer(const DispatchSpec& spec, int64_t num_tokens) {
   if (!spec.shared_capacity) return max_local_rows(spec, num_tokens);
   return std::min(num_tokens * std::min(spec.top_k, spec.local_experts().count),

@@ -22,6 +22,10 @@ int64_t max_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t n
 /// The same where routing is balanced.
 int64_t balanced_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t num_tokens);
 
+/// Of a rank's tokens those that have experts on one of `members` ranks (or nodes), where routing
+/// is balanced.
+double balanced_reach(const DispatchSpec& spec, int64_t members);
+
 /// Rows from one rank for the experts of another, the same for all of them: what a bounded
 /// all-to-all always moves.
 int64_t max_rows_to_peer(const DispatchSpec& spec, int64_t num_tokens);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/dispatch/dispatch_bounds.h"
 #include "model/dispatch/row_exchange.h"
 #include "ops/destinations/destinations.h"
 #include "ops/permute/permute.h"
@@ -75,7 +76,7 @@ class DeduplicatedPhases final : public DispatchPhases {
  private:
   bool is_bounded() const { return spec_.exchange == ExchangeSizes::kBounded; }
   /// Of a rank's tokens those that have experts on another, where routing is balanced.
-  double reach() const { return reach_of_rank(spec_.routed(), spec_.ep->size()); }
+  double reach() const { return balanced_reach(spec_, spec_.ep->size()); }
 
   /// To the ranks of EP, or to the nodes.
   Hop first_hop() const {
@@ -89,7 +90,7 @@ class DeduplicatedPhases final : public DispatchPhases {
     const CommunicatorPtr& nodes = spec_.by_node->nodes;
     hop.reach = PlanReach::kNodes;
     hop.experts_each *= spec_.by_node->ep->size();
-    hop.share = reach_of_rank(spec_.routed(), nodes->size());
+    hop.share = balanced_reach(spec_, nodes->size());
     hop.spec.ep = hop.spec.experts = nodes;
     hop.spec.etp = make_single_communicator("etp");
     return hop;

@@ -73,6 +73,10 @@ void ExpertBias::differentiate(GradientBuilder& builder) const {
     builder.set_grad_input(operands.position(kProbs), grads[ExpertBiasBackward::kGradProbs]);
 }
 
+OperatorPtr ExpertBiasBackward::with_value() const {
+  return std::make_shared<ExpertBiasBackward>(forward_, true);
+}
+
 std::vector<ValueType> ExpertBiasBackward::infer(std::span<const ValueType> inputs) const {
   const OperandSet<Input> operands = input_set();
   check_shape(*this, std::ssize(inputs) == operands.size(), "takes {} inputs, got {}",

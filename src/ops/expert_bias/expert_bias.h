@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/expert_sizes.h"
+#include "ops/gradient_value.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -62,15 +63,17 @@ class ExpertBias final : public Operator {
 };
 
 /// (grad as x, [bias and probs_R with apply_prob], offsets, [row_offsets]) -> ([grad_probs F32
-/// [R]], grad_bias F32 accumulated). The gradient of x is that of the result. Rows are added up in
-/// a fixed order, the same for any number of threads.
-class ExpertBiasBackward final : public Operator {
+/// [R]], grad_bias F32 accumulated, or written where the bias is a value). The gradient of x is
+/// that of the result. Rows are added up in a fixed order, the same for any number of threads.
+class ExpertBiasBackward final : public Operator, public AccumulatesGradient {
  public:
   static constexpr std::string_view kName = "expert_bias_backward";
+  static constexpr std::string_view kOfValue = "expert_bias_backward_of_value";
   enum Input : int { kGrad, kBias, kProbs, kOffsets, kRowOffsets };
   enum Output : int { kGradProbs, kGradBias };
 
-  explicit ExpertBiasBackward(const ExpertBias& forward) : forward_(forward) {}
+  explicit ExpertBiasBackward(const ExpertBias& forward, bool of_value = false)
+      : forward_(forward), of_value_(of_value) {}
 
   OperandSet<Input> input_set() const {
     return OperandSet<Input>{kGrad, kOffsets}
@@ -82,14 +85,20 @@ class ExpertBiasBackward final : public Operator {
     return OperandSet<Output>{kGradBias}.add(kGradProbs, forward_.apply_prob());
   }
   const ExpertBias& forward() const { return forward_; }
+  bool of_value() const { return of_value_; }
 
-  std::string_view name() const override { return kName; }
+  std::string_view name() const override { return of_value_ ? kOfValue : kName; }
   std::string attributes() const override { return forward_.attributes(); }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
-  bool accumulates(int output) const override { return output == output_set().position(kGradBias); }
+  bool accumulates(int output) const override {
+    return !of_value_ && output == output_set().position(kGradBias);
+  }
+  OperatorPtr with_value() const override;
+  int gradient_output() const override { return output_set().position(kGradBias); }
 
  private:
   ExpertBias forward_;
+  bool of_value_;
 };
 
 OperatorPtr make_expert_bias(const ExpertBiasSpec& spec);

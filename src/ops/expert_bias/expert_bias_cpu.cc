@@ -161,6 +161,7 @@ void expert_bias_backward(const ExpertBiasBackward& op, const Args<ExpertBiasBac
   with_storage(grad.dtype, [&](auto storage) {
     using T = decltype(storage);
     if (op.forward().apply_prob()) find_prob_gradients<T>(rows, args);
+    if (op.of_value()) std::ranges::fill(args.out(Op::kGradBias).span<float>(), 0.0F);
     if (args.out(Op::kGradBias)) add_bias_gradients<T>(rows, args);
   });
 }
@@ -170,6 +171,7 @@ void expert_bias_backward(const ExpertBiasBackward& op, const Args<ExpertBiasBac
 TESSERA_CPU_KERNELS(add_expert_bias_cpu, table) {
   add_kernel<ExpertBias>(table, expert_bias);
   add_kernel<ExpertBiasBackward>(table, expert_bias_backward);
+  add_kernel<ExpertBiasBackward>(table, ExpertBiasBackward::kOfValue, expert_bias_backward);
 }
 
 }  // namespace tessera

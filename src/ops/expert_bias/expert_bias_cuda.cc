@@ -1,3 +1,4 @@
+#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
 #include "ops/expert_bias/expert_bias.h"
@@ -55,6 +56,10 @@ void expert_bias_backward(const ExpertBiasBackward& op, const Args<ExpertBiasBac
   const Tensor* bias = args.find_in(Op::kBias);
   const Tensor* grad_probs = args.find_out(Op::kGradProbs);
   const Tensor& grad_bias = args.out(Op::kGradBias);
+  if (op.of_value()) {
+    cuda::check(cudaMemsetAsync(grad_bias.data, 0, static_cast<size_t>(grad_bias.num_bytes()),
+                                cuda::stream_of(args)));
+  }
   cuda::launch_expert_bias_backward(
       rows_of(op.forward(), args, grad), experts_of(op.forward(), args.in(Op::kOffsets)),
       {.grad = grad.data,
@@ -77,6 +82,8 @@ int64_t backward_workspace(const ExpertBiasBackward& op, std::span<const ValueTy
 void add_expert_bias_cuda(KernelTable& table) {
   add_kernel<ExpertBias>(table, expert_bias, {.workspace = forward_workspace});
   add_kernel<ExpertBiasBackward>(table, expert_bias_backward, {.workspace = backward_workspace});
+  add_kernel<ExpertBiasBackward>(table, ExpertBiasBackward::kOfValue, expert_bias_backward,
+                                 {.workspace = backward_workspace});
 }
 
 }  // namespace tessera

@@ -63,10 +63,9 @@ Pending clone_weights(const CloneWeights& op, const Args<CloneWeights>& args) {
   if (!has_clones(slots)) return {};
   const Tensor& experts = args.in(CloneWeights::kWeight);
   const int64_t block_rows = experts.shape[0] / spec.num_local();
-  const Tensor packed{args.workspace.data(),
-                      experts.dtype,
-                      {spec.max_clones() * block_rows, experts.shape[1]},
-                      experts.device};
+  Tensor packed = experts;
+  packed.data = args.workspace.data();
+  packed.shape[0] = spec.max_clones() * block_rows;
   pack_clones(spec, slots, experts, packed);
   const CloneCounts counts = count_rows(spec, slots, block_rows);
   return op.comm().all_to_all_v(packed, args.out(CloneWeights::kY), counts.sent, counts.received);

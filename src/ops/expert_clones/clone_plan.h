@@ -24,10 +24,6 @@ struct CloneSlots {
   std::string to_string() const;
 };
 
-/// A rank with at most this part of the mean beyond it keeps its tokens: 1/16 of them wait less
-/// than a clone takes to arrive.
-inline constexpr int64_t kCloneTolerance = 16;
-
 // clang-format off
 /// Which experts to clone, and who takes which tokens (ECHO: Megatron-Core MoE, section 4.3.7):
 ///   counts I64 [P · E], of each rank's tokens those of every expert, one rank after the other ->

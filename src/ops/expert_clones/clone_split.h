@@ -6,6 +6,10 @@
 
 namespace tessera {
 
+/// A rank with at most this part of the mean beyond it (a sixteenth) keeps its tokens: a clone
+/// would cost more than it spares.
+inline constexpr int64_t kCloneTolerance = 16;
+
 /// What a plan of clones decides, as both its kernels find the rest from: `slots` [P · S] and the
 /// tokens of all ranks that each slot gets, `quotas` [P · S].
 struct CloneSplit {

@@ -20,13 +20,15 @@ ValueType with_blocks(const Operator& op, std::span<const ValueType> inputs,
               inputs.size());
   const ValueType& x = inputs[0];
   check_shape(op,
-              is_storage(x.dtype) && x.shape.rank() == 2 && !x.ragged() && !x.scale.is_scaled() &&
+              is_storage(x.dtype) && x.shape.rank() >= 1 && !x.ragged() && !x.scale.is_scaled() &&
                   x.shape[0] % num_blocks == 0,
-              "blocks must be f32 or bf16 [{} · B, H], got {}", num_blocks, x.to_string());
+              "blocks must be f32 or bf16 [{} · B, ...], got {}", num_blocks, x.to_string());
   const ValueType by_slot{.dtype = DType::kI64, .shape = {slots.num_slots()}};
   check_shape(op, inputs[1] == by_slot, "slots must be {}, got {}", by_slot.to_string(),
               inputs[1].to_string());
-  return {.dtype = x.dtype, .shape = {x.shape[0] / num_blocks * num_others, x.shape[1]}};
+  ValueType others{.dtype = x.dtype, .shape = x.shape};
+  others.shape[0] = x.shape[0] / num_blocks * num_others;
+  return others;
 }
 
 void check_gradient(const Operator& op, const ValueType& grad) {

@@ -7,10 +7,10 @@ namespace tessera {
 
 /// Clones of experts' weights, made and undone (ECHO's expert dispatch and expert gradient
 /// dispatch: Megatron-Core MoE, section 4.3.7). The experts of the group's ranks are all of one
-/// size: blocks of B rows.
+/// size: blocks of B rows, of whatever shape.
 
-/// What the clones in this rank's slots are copies of: (weight A [E/P · B, H], slots I64 [P · S])
-/// -> A [S · B, H]. Blocks of empty slots are undefined. `slots` is ClonePlan's, the same on all
+/// What the clones in this rank's slots are copies of: (weight A [E/P · B, ...], slots I64 [P · S])
+/// -> A [S · B, ...]. Blocks of empty slots are undefined. `slots` is ClonePlan's, the same on all
 /// ranks. Each rank sends a block to every slot that holds one of its experts, packed in scratch
 /// memory first; where there are no clones nobody sends anything. The gradient goes the other way:
 /// ReturnClones, then AddClones.
@@ -31,10 +31,10 @@ class CloneWeights final : public CollectiveOperator {
   CloneSlots slots_;
 };
 
-/// The gradients of clones back to where their experts are: (grad F32 [S · B, H], slots I64 [P ·
+/// The gradients of clones back to where their experts are: (grad F32 [S · B, ...], slots I64 [P ·
 /// S])
-/// -> F32 [(P - 1) · S · B, H]: one block after the other those of the slots that hold this rank's
-/// experts, in the order of slots; what follows is undefined.
+/// -> F32 [(P - 1) · S · B, ...]: one block after the other those of the slots that hold this
+/// rank's experts, in the order of slots; what follows is undefined.
 class ReturnClones final : public CollectiveOperator {
  public:
   static constexpr std::string_view kName = "return_clones";
@@ -51,7 +51,7 @@ class ReturnClones final : public CollectiveOperator {
   CloneSlots slots_;
 };
 
-/// Their sum: (returned F32 [(P - 1) · S · B, H], slots I64 [P · S]) -> F32 [E/P · B, H],
+/// Their sum: (returned F32 [(P - 1) · S · B, ...], slots I64 [P · S]) -> F32 [E/P · B, ...],
 /// accumulated: to each expert's block those of its clones, in the order of slots. Experts without
 /// clones stay as they were.
 class AddClones final : public Operator {

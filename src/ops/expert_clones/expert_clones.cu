@@ -2,7 +2,6 @@
 
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
-#include "ops/expert_clones/clone_plan.h"
 #include "ops/expert_clones/expert_clones_kernels.h"
 
 namespace tessera::cuda {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "comm/thread/thread_world.h"
+#include "ops/expert_clones/clone_split.h"
 #include "ops/expert_clones/clone_weights.h"
 #include "ops/expert_clones/expert_clones_testing.h"
 

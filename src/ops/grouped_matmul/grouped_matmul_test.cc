@@ -155,6 +155,29 @@ TEST(GroupedMatmul, GradientsByFiniteDifferences) {
   }
 }
 
+/// The gradient of a weight that is a value is one too: the same bits as in an accumulator that
+/// held zeros, zeros for experts without rows.
+TEST(GroupedMatmul, GivesTheGradientOfAWeightThatIsAValue) {
+  Random random(77, 5);
+  for (const GroupedSide side : kSides) {
+    for (const std::vector<int64_t>& rows_of : {std::vector<int64_t>{4, 0, 6}, {0, 0, 0}}) {
+      const Case c = make_case(side, {5, 13, 8}, rows_of, 9);
+      std::vector<TestInput> inputs = c.inputs(DType::kF32, random);
+      const auto gradients = [&](Role role) {
+        inputs[1].role = role;
+        const int64_t width = side == GroupedSide::kOut ? 13 : 9;
+        std::vector<OwnedTensor> given;
+        given.push_back(OwnedTensor(DType::kF32, {c.num_rows(), width}));
+        std::ranges::fill(given[0].get().span<float>(), 0.25F);
+        return testing::run_gradients(make_grouped_matmul(c.spec), kernels(), inputs, given);
+      };
+      const auto accumulated = gradients(Role::kWeight);
+      const auto value = gradients(Role::kValue);
+      testing::expect_bitwise_equal(value[1], accumulated[1], "the weight's gradient");
+    }
+  }
+}
+
 /// Zeroes the columns that an expert does not have, which are undefined.
 void clear_unused(const Case& c, const Tensor& narrow) {
   for_each_row(c, [&](size_t row, size_t, size_t size) {

@@ -85,7 +85,8 @@ inline std::vector<LayoutCase> model_layouts() {
        [](P& p) {
          p.layout.ep = 4;
          p.clone_experts = 2;
-       }},
+       },
+       [](M& m) { m.moe.mlp_bias = true; }},
       {"ep_clones_deduplicated_recompute", 4,
        [](P& p) {
          p.layout.ep = 2;

@@ -42,8 +42,8 @@ std::string describe_ranks(const Trainer& trainer) {
   std::string text = describe_degrees(trainer.layout().layout);
   const ModelConfig& model = trainer.settings().model;
   if (model.num_moe_layers() > 0) {
-    text += fmt::format("\ndispatcher {}",
-                        choose_dispatcher(model, trainer.layout().part.groups).to_string());
+    text +=
+        fmt::format("\ndispatcher {}", describe_dispatcher(model, trainer.layout().part.groups));
   }
   return text;
 }

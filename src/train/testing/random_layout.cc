@@ -250,7 +250,6 @@ void draw_clones(Draw& draw, RandomLayout& result) {
   if (!possible || !draw.chance(2)) return;
   parallel.clone_experts = 1 + draw.upto(2);
   parallel.exchange = ExchangeSizes::kExact;
-  moe.mlp_bias = false;
 }
 
 void draw_training(Draw& draw, RandomLayout& result) {
