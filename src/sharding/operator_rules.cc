@@ -150,6 +150,16 @@ ShardStatesOf sigmoid_gate_backward(const AxisCall& call) {
                                            : "y:tH l:tO g:tH -> dy:tH=g dl:tO=g");
 }
 
+ShardStatesOf router(const AxisCall& call) {
+  const auto operands = dynamic_cast<const Router&>(call.op).input_set();
+  std::string rule = "x:tH w:EH";
+  if (operands.has(Router::kBias)) rule += " b:E";
+  if (operands.has(Router::kExpertBias)) rule += " e:E";
+  if (operands.has(Router::kCuSeqlens)) rule += " s:n";
+  if (operands.has(Router::kReplayed)) rule += " r:tk";
+  return follow(call, rule + " -> p:tk i:tk l:tE c~:E b: z~: m~:E");
+}
+
 ShardStatesOf router_backward(const AxisCall& call) {
   using Backward = RouterBackward;
   const auto& op = dynamic_cast<const Backward&>(call.op);
@@ -245,7 +255,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"activation_backward", "x:tf g:tf -> dx:tf=g"},
       {"sigmoid_gate", sigmoid_gate},
       {"sigmoid_gate_backward", sigmoid_gate_backward},
-      {"router", "x:tH w:EH b:E e:E s:n -> p:tk i:tk l:tE c~:E b: z~: m~:E"},
+      {"router", router},
       {"router_backward", router_backward},
       {"balance_statistics", "l:tE i:tk s:t -> c~:gE q~:gE"},
       {"balance_statistics_backward", "g:gE l:tE s:t -> dl:tE=g"},
@@ -291,13 +301,13 @@ const std::map<std::string_view, Rule>& rules() {
       // The model's ends.
       {"embedding", embedding},
       {"embedding_backward", embedding_backward},
-      {"linear_cross_entropy", "x:tH w:VH l:t s!: -> y+: o:t z:t"},
-      {"linear_cross_entropy_backward", "x:tH w:VH l:t s!: z:t g!: -> dx:tH=g dw:VH=g"},
-      {"linear_cross_entropy_fused", "x:tH w:VH l:t s!: -> y+: o:t dx:tH dw+:VH"},
+      {"linear_cross_entropy", "x:tH w:VH l:t s!: f:t -> y+: o:t z:t"},
+      {"linear_cross_entropy_backward", "x:tH w:VH l:t s!: z:t g!: f:t -> dx:tH=g dw:VH=g"},
+      {"linear_cross_entropy_fused", "x:tH w:VH l:t s!: f:t -> y+: o:t dx:tH dw+:VH"},
       {"vocab_lse", "x:tH w:vH l:t -> z:t b:t"},
       {"vocab_lse_backward", "x:tH w:vH l:t z:t g:t b:t -> dx:tH=g+b dw:vH=g+b"},
-      {"vocab_loss", "z:t b:t l:t s!: -> y+: o:t"},
-      {"vocab_loss_backward", "z:t b:t l:t s!: g!: -> dz:t=g db:t=g"},
+      {"vocab_loss", "z:t b:t l:t s!: f:t -> y+: o:t"},
+      {"vocab_loss_backward", "z:t b:t l:t s!: g!: f:t -> dz:t=g db:t=g"},
       // Exchanges.
       {"all_gather", all_gather},
       {"all_gather_v", all_gather},

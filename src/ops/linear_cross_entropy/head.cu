@@ -168,6 +168,7 @@ __device__ RowGradient row_gradient(const HeadGradients& g, int64_t token, const
     row.at_label = g.grad_label_logit[token];
   } else if (!label.ignored) {
     row.coef = *g.scale * (g.grad_loss != nullptr ? *g.grad_loss : 1.0F);
+    if (g.token_weights != nullptr) row.coef *= g.token_weights[token];
     row.at_label = -row.coef;
   }
   return row;
@@ -262,20 +263,21 @@ void launch(const HeadRows& rows, const HeadLosses& losses, const HeadGradients&
 
 constexpr int kSumThreads = 1024;
 
-__global__ void __launch_bounds__(kSumThreads)
-    sum_losses_kernel(const float* token_loss, int64_t num_tokens, const int64_t* extent,
-                      const float* scale, float* loss) {
+__global__ void __launch_bounds__(kSumThreads) sum_losses_kernel(const LossSum all) {
   wait_for_earlier();
   __shared__ double sums[kSumThreads];
-  const int64_t end = extent != nullptr ? *extent : num_tokens;
+  const int64_t end = all.extent != nullptr ? *all.extent : all.num_tokens;
   double sum = 0;
-  for (int64_t t = threadIdx.x; t < end; t += kSumThreads) sum += token_loss[t];
+  for (int64_t t = threadIdx.x; t < end; t += kSumThreads) {
+    const double loss = all.token_loss[t];
+    sum += all.token_weights != nullptr ? double{all.token_weights[t]} * loss : loss;
+  }
   sums[threadIdx.x] = sum;
   for (int half = kSumThreads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) *loss = static_cast<float>(*scale * sums[0]);
+  if (threadIdx.x == 0) *all.loss = static_cast<float>(*all.scale * sums[0]);
 }
 
 template <typename T>
@@ -305,10 +307,8 @@ void launch_head_fused(const HeadRows& rows, const HeadLosses& losses,
   launch<true, true>(rows, losses, gradients, stream);
 }
 
-void launch_sum_losses(const float* token_loss, int64_t num_tokens, const int64_t* extent,
-                       const float* scale, float* loss, cudaStream_t stream) {
-  launch_early(sum_losses_kernel, {1, kSumThreads}, stream, token_loss, num_tokens, extent, scale,
-               loss);
+void launch_sum_losses(const LossSum& sum, cudaStream_t stream) {
+  launch_early(sum_losses_kernel, {1, kSumThreads}, stream, sum);
 }
 
 void launch_copy_rows(const HeadCopy& copy, cudaStream_t stream) {

@@ -134,8 +134,9 @@ class Head {
   std::byte* scratch_;
 };
 
-/// Σ of the elements in double from the first to the last, times `scale`.
-float scaled_sum(std::span<const float> terms, float scale);
+/// Σ of the elements in double from the first to the last, times `scale`; each times its weight
+/// where there are weights.
+float scaled_sum(std::span<const float> terms, float scale, const float* weights = nullptr);
 
 template <typename OfRow>
 void Head::grad_rows(HeadRange rows, HeadRange cols, const OfRow& of_row,

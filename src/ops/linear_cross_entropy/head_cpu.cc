@@ -202,9 +202,11 @@ void Head::sum_parts(HeadRange rows, int64_t row, const Tensor& dx) const {
   }
 }
 
-float scaled_sum(std::span<const float> terms, float scale) {
+float scaled_sum(std::span<const float> terms, float scale, const float* weights) {
   double sum = 0;
-  for (const float term : terms) sum += term;
+  for (size_t i = 0; i < terms.size(); ++i) {
+    sum += weights == nullptr ? double{terms[i]} : double{weights[i]} * double{terms[i]};
+  }
   return static_cast<float>(scale * sum);
 }
 

@@ -34,13 +34,15 @@ struct HeadLosses {
 void launch_head_losses(const HeadRows& rows, const HeadLosses& losses, cudaStream_t stream);
 
 /// What gradients of logits are made of: exp(logit - lse) · coef, and at_label more at the label;
-/// NaN for a label that is none. Either coef = scale · grad_loss and at_label = -coef, but 0 for
-/// ignored tokens; or coef = grad_lse[token] and at_label = grad_label_logit[token].
+/// NaN for a label that is none. Either coef = scale · grad_loss · token_weight and at_label =
+/// -coef, but 0 for ignored tokens; or coef = grad_lse[token] and at_label =
+/// grad_label_logit[token].
 struct HeadGradients {
-  const float* lse = nullptr;        ///< of all tokens; not read where the losses are found too
-  const float* scale = nullptr;      ///< one value
-  const float* grad_loss = nullptr;  ///< one value; null: 1
-  const float* grad_lse = nullptr;   ///< of all tokens; null: the first rule
+  const float* lse = nullptr;            ///< of all tokens; not read where the losses are found too
+  const float* scale = nullptr;          ///< one value
+  const float* grad_loss = nullptr;      ///< one value; null: 1
+  const float* token_weights = nullptr;  ///< of all tokens; null: 1 each
+  const float* grad_lse = nullptr;       ///< of all tokens; null: the first rule
   const float* grad_label_logit = nullptr;
 };
 /// Replaces the logits by their gradients, where bf16 as BF16 values at the beginning of each row;
@@ -51,9 +53,17 @@ void launch_head_gradients(const HeadRows& rows, const HeadGradients& gradients,
 void launch_head_fused(const HeadRows& rows, const HeadLosses& losses,
                        const HeadGradients& gradients, cudaStream_t stream);
 
-/// *loss = *scale · Σ token_loss, summed in double in an order given by the number of tokens.
-void launch_sum_losses(const float* token_loss, int64_t num_tokens, const int64_t* extent,
-                       const float* scale, float* loss, cudaStream_t stream);
+/// *loss = *scale · Σ token_weight · token_loss, summed in double in an order given by the number
+/// of tokens.
+struct LossSum {
+  const float* token_loss = nullptr;
+  const float* token_weights = nullptr;  ///< null: 1 each
+  int64_t num_tokens = 0;
+  const int64_t* extent = nullptr;  ///< as HeadRows'
+  const float* scale = nullptr;
+  float* loss = nullptr;
+};
+void launch_sum_losses(const LossSum& sum, cudaStream_t stream);
 
 /// Copies rows first_token and following of a matrix; those beyond the extent become zero.
 struct HeadCopy {

@@ -38,12 +38,14 @@ CrossEntropyOperator::CrossEntropyOperator(const CrossEntropySpec& spec) : spec_
 }
 
 std::string CrossEntropyOperator::attributes() const {
-  return fmt::format("chunk_tokens={} block_vocab={}", spec_.chunk_tokens, spec_.block_vocab);
+  return fmt::format("chunk_tokens={} block_vocab={}{}", spec_.chunk_tokens, spec_.block_vocab,
+                     spec_.weighted ? " weighted" : "");
 }
 
 void CrossEntropyOperator::check_inputs(std::span<const ValueType> inputs,
                                         size_t num_inputs) const {
-  check_shape(*this, inputs.size() == num_inputs, "takes {} inputs, got {}", num_inputs,
+  const size_t all_inputs = num_inputs + (spec_.weighted ? 1 : 0);
+  check_shape(*this, inputs.size() == all_inputs, "takes {} inputs, got {}", all_inputs,
               inputs.size());
   const ValueType& x = inputs[kX];
   const ValueType& weight = inputs[kWeight];
@@ -60,6 +62,9 @@ void CrossEntropyOperator::check_inputs(std::span<const ValueType> inputs,
               inputs[kLabels].to_string());
   check_shape(*this, inputs[kScale] == kScalar, "scale must be f32 [1], got {}",
               inputs[kScale].to_string());
+  if (!spec_.weighted) return;
+  check_shape(*this, inputs.back() == per_token(x), "token_weights must be {}, got {}",
+              per_token(x).to_string(), inputs.back().to_string());
 }
 
 Cost CrossEntropyOperator::product_cost(int num_products, std::span<const ValueType> inputs,
@@ -84,11 +89,15 @@ void LinearCrossEntropy::differentiate(GradientBuilder& builder) const {
   ensure(!builder.grad_output(kTokenLoss) && !builder.grad_output(kLse),
          "linear_cross_entropy: only the loss may have a gradient");
   ensure(!builder.needs_grad(kScale), "linear_cross_entropy: the scale has no gradient");
+  std::vector<ValueId> inputs = {builder.input(kX),      builder.input(kWeight),
+                                 builder.input(kLabels), builder.input(kScale),
+                                 builder.output(kLse),   *builder.grad_output(kLoss)};
+  if (spec().weighted) {
+    ensure(!builder.needs_grad(kTokenWeights), "linear_cross_entropy: weights have no gradient");
+    inputs.push_back(builder.input(kTokenWeights));
+  }
   const std::vector<ValueId> grads =
-      builder.emit(std::make_shared<LinearCrossEntropyBackward>(spec()),
-                   {builder.input(kX), builder.input(kWeight), builder.input(kLabels),
-                    builder.input(kScale), builder.output(kLse), *builder.grad_output(kLoss)},
-                   {kWeight});
+      builder.emit(std::make_shared<LinearCrossEntropyBackward>(spec()), inputs, {kWeight});
   if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[LinearCrossEntropyBackward::kGradX]);
 }
 

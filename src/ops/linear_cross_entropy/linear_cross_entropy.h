@@ -23,6 +23,7 @@ struct CrossEntropySpec {
   int64_t chunk_tokens = 512;
   int64_t block_vocab = default_block_vocab();
   std::optional<CrossEntropyParts> parts = default_parts();  ///< of the fused operator
+  bool weighted = false;  ///< each token's loss counts by a weight, the last input
 
   /// 512, or 4096 on a CPU with tile registers, whose products of smaller blocks end too soon.
   static int64_t default_block_vocab();
@@ -50,7 +51,8 @@ class CrossEntropyOperator : public Operator {
   const CrossEntropySpec& spec() const { return spec_; }
 
  protected:
-  /// Checks x A [T, H], weight A [V, H], labels I32 [T] and scale F32 [1], the first four inputs.
+  /// Checks x A [T, H], weight A [V, H], labels I32 [T] and scale F32 [1], the first four inputs,
+  /// and of weighted ones the last, which `num_inputs` does not count.
   void check_inputs(std::span<const ValueType> inputs, size_t num_inputs) const;
   /// `num_products` products of T·H·V multiply-adds, and the bytes of all inputs and outputs.
   Cost product_cost(int num_products, std::span<const ValueType> inputs,
@@ -65,9 +67,14 @@ class CrossEntropyOperator : public Operator {
 /// logits[label], 0 where the label is kIgnoredLabel; loss = scale · Σ token_loss, summed in double
 /// from the first token to the last. The kernel throws UserError for any other label outside [0,
 /// V). A gradient can reach the loss only.
+///
+/// Of weighted ones (CrossEntropySpec) the last input is token_weights F32 [T], of any sign, and
+/// loss = scale · Σ token_weight · token_loss; token_loss is the same. With weights that do not
+/// depend on the model's own, the gradient is that of a policy: -Σ token_weight · ∇ log p(label).
 class LinearCrossEntropy final : public CrossEntropyOperator {
  public:
   static constexpr std::string_view kName = "linear_cross_entropy";
+  enum Input : int { kX, kWeight, kLabels, kScale, kTokenWeights };
   enum Output : int { kLoss, kTokenLoss, kLse };
   using CrossEntropyOperator::CrossEntropyOperator;
   std::string_view name() const override { return kName; }
@@ -76,12 +83,13 @@ class LinearCrossEntropy final : public CrossEntropyOperator {
   void differentiate(GradientBuilder& builder) const override;
 };
 
-/// (x, weight, labels, scale, lse F32 [T], grad_loss F32 [1]) -> (dx A [T, H], dweight F32 [V, H]
-/// added to). The logits are computed again; their gradients are rounded to A for the two products.
+/// (x, weight, labels, scale, lse F32 [T], grad_loss F32 [1], [token_weights]) -> (dx A [T, H],
+/// dweight F32 [V, H] added to). The logits are computed again; their gradients are rounded to A
+/// for the two products.
 class LinearCrossEntropyBackward final : public CrossEntropyOperator {
  public:
   static constexpr std::string_view kName = "linear_cross_entropy_backward";
-  enum Input : int { kX, kWeight, kLabels, kScale, kForwardLse, kGradLoss };
+  enum Input : int { kX, kWeight, kLabels, kScale, kForwardLse, kGradLoss, kTokenWeights };
   enum Output : int { kGradX, kGradWeight };
   using CrossEntropyOperator::CrossEntropyOperator;
   std::string_view name() const override { return kName; }
@@ -90,13 +98,14 @@ class LinearCrossEntropyBackward final : public CrossEntropyOperator {
   bool accumulates(int output) const override { return output == kGradWeight; }
 };
 
-/// (x, weight, labels, scale) -> (loss F32 [1], token_loss F32 [T], dx A [T, H], dweight F32 [V, H]
-/// added to): the loss and its gradients in one run of three products instead of four. Loss and
-/// token_loss are bitwise those of LinearCrossEntropy, its executable specification; the gradients
-/// agree to rounding.
+/// (x, weight, labels, scale, [token_weights]) -> (loss F32 [1], token_loss F32 [T], dx A [T, H],
+/// dweight F32 [V, H] added to): the loss and its gradients in one run of three products instead of
+/// four. Loss and token_loss are bitwise those of LinearCrossEntropy, its executable specification;
+/// the gradients agree to rounding.
 class LinearCrossEntropyFused final : public CrossEntropyOperator {
  public:
   static constexpr std::string_view kName = "linear_cross_entropy_fused";
+  enum Input : int { kX, kWeight, kLabels, kScale, kTokenWeights };
   enum Output : int { kLoss, kTokenLoss, kGradX, kGradWeight };
   using CrossEntropyOperator::CrossEntropyOperator;
   std::string_view name() const override { return kName; }

@@ -25,10 +25,27 @@ void finish_chunk(const Head& head, HeadRange rows, float* token_loss, float* ls
   }
 }
 
+/// The weights of all tokens; null where each counts the same.
+template <typename Op>
+const float* weights_of(const Op& op, const Args<Op>& args) {
+  return op.spec().weighted ? args.in(Op::kTokenWeights).template as<float>() : nullptr;
+}
+
+/// What the gradients of a chunk's rows are made of.
+struct ChunkGradient {
+  const float* lse = nullptr;  ///< of the chunk
+  float coef = 0;
+  const float* token_weights = nullptr;  ///< of all tokens, or null
+};
+
 /// The function from a row of the chunk to its gradient.
-auto gradient_of(const Head& head, HeadRange rows, float coef, const float* lse) {
+auto gradient_of(const Head& head, HeadRange rows, const ChunkGradient& chunk) {
   return [=, &head](int64_t row) {
-    return head.is_ignored(rows.first + row) ? RowGradient{} : RowGradient{lse[row], coef, -coef};
+    const int64_t token = rows.first + row;
+    if (head.is_ignored(token)) return RowGradient{};
+    const float coef =
+        chunk.token_weights == nullptr ? chunk.coef : chunk.coef * chunk.token_weights[token];
+    return RowGradient{chunk.lse[row], coef, -coef};
   };
 }
 
@@ -46,7 +63,8 @@ void forward(const LinearCrossEntropy& op, const Args<LinearCrossEntropy>& args)
                  args.out(Op::kLse).as<float>() + t);
   }
   *args.out(Op::kLoss).as<float>() =
-      scaled_sum(args.out(Op::kTokenLoss).span<float>(), *args.in(Op::kScale).as<float>());
+      scaled_sum(args.out(Op::kTokenLoss).span<float>(), *args.in(Op::kScale).as<float>(),
+                 weights_of(op, args));
 }
 
 void backward(const LinearCrossEntropyBackward& op, const Args<LinearCrossEntropyBackward>& args) {
@@ -56,7 +74,8 @@ void backward(const LinearCrossEntropyBackward& op, const Args<LinearCrossEntrop
   const float coef = *args.in(Op::kScale).as<float>() * *args.in(Op::kGradLoss).as<float>();
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
     const HeadRange rows = head.chunk_at(t);
-    const auto of_row = gradient_of(head, rows, coef, args.in(Op::kForwardLse).as<float>() + t);
+    const auto of_row = gradient_of(
+        head, rows, {args.in(Op::kForwardLse).as<float>() + t, coef, weights_of(op, args)});
     for (int64_t v = 0; v < sizes.V; v += sizes.block) {
       head.multiply_logits(rows, head.block_at(v));
       head.grad_from_logits(rows, head.block_at(v), of_row);
@@ -72,16 +91,20 @@ HeadWeightGradient weight_gradient(const Args<Fused>& args) {
   return {args.out(Fused::kGradWeight), args.set_accumulators};
 }
 
+/// Of a chunk whose lse are there.
+ChunkGradient chunk_gradient(const Head& head, const Fused& op, const Args<Fused>& args) {
+  return {head.chunk_lse(), *args.in(Fused::kScale).as<float>(), weights_of(op, args)};
+}
+
 /// The fused kernel's steps for one chunk, all threads at one block of the vocabulary.
-void run_chunk(const Head& head, const Args<Fused>& args, HeadRange rows) {
+void run_chunk(const Head& head, const Fused& op, const Args<Fused>& args, HeadRange rows) {
   const HeadSizes& sizes = head.sizes();
   for (int64_t v = 0; v < sizes.V; v += sizes.block) {
     head.multiply_logits(rows, head.block_at(v));
     head.exponentiate_block(rows, head.block_at(v));
   }
   finish_chunk(head, rows, args.out(Fused::kTokenLoss).as<float>() + rows.first, head.chunk_lse());
-  const auto of_row =
-      gradient_of(head, rows, *args.in(Fused::kScale).as<float>(), head.chunk_lse());
+  const auto of_row = gradient_of(head, rows, chunk_gradient(head, op, args));
   for (int64_t v = 0; v < sizes.V; v += sizes.block) {
     head.grad_from_exponentials(rows, head.block_at(v), of_row);
     head.multiply_gradients(rows, head.block_at(v), args.out(Fused::kGradX), weight_gradient(args));
@@ -89,7 +112,8 @@ void run_chunk(const Head& head, const Args<Fused>& args, HeadRange rows) {
 }
 
 /// The same, each block by one thread. Which thread takes which does not change any sum.
-void run_chunk_by_parts(const Head& head, const Args<Fused>& args, HeadRange rows) {
+void run_chunk_by_parts(const Head& head, const Fused& op, const Args<Fused>& args,
+                        HeadRange rows) {
   const HeadSizes& sizes = head.sizes();
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) {
@@ -98,8 +122,7 @@ void run_chunk_by_parts(const Head& head, const Args<Fused>& args, HeadRange row
     head.exponentiate_block(rows, cols);
   }
   finish_chunk(head, rows, args.out(Fused::kTokenLoss).as<float>() + rows.first, head.chunk_lse());
-  const auto of_row =
-      gradient_of(head, rows, *args.in(Fused::kScale).as<float>(), head.chunk_lse());
+  const auto of_row = gradient_of(head, rows, chunk_gradient(head, op, args));
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t part = 0; part < head.num_parts(); ++part) {
     const HeadRange blocks = head.blocks_of_part(part);
@@ -120,10 +143,11 @@ void fused(const Fused& op, const Args<Fused>& args) {
   const Head head(args, sizes, fused_needs(args.in(Fused::kX).dtype, spec),
                   {.first_row = 0, .vocab_size = sizes.V});
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
-    (spec.parts ? run_chunk_by_parts : run_chunk)(head, args, head.chunk_at(t));
+    (spec.parts ? run_chunk_by_parts : run_chunk)(head, op, args, head.chunk_at(t));
   }
   *args.out(Fused::kLoss).as<float>() =
-      scaled_sum(args.out(Fused::kTokenLoss).span<float>(), *args.in(Fused::kScale).as<float>());
+      scaled_sum(args.out(Fused::kTokenLoss).span<float>(), *args.in(Fused::kScale).as<float>(),
+                 weights_of(op, args));
 }
 
 int64_t forward_workspace(const LinearCrossEntropy& op, std::span<const ValueType> inputs) {

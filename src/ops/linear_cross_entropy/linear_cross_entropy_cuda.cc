@@ -23,12 +23,22 @@ void for_each_chunk(const Head& head, const Run& run) {
   for (int64_t t = 0; t < head.cut().T; t += head.cut().chunk) run(head.multiply_logits(t));
 }
 
+/// The weights of all tokens; null where each counts the same.
 template <typename Op>
-void sum_losses(const Args<Op>& args) {
+const float* weights_of(const Op& op, const Args<Op>& args) {
+  return op.spec().weighted ? args.in(Op::kTokenWeights).template as<float>() : nullptr;
+}
+
+template <typename Op>
+void sum_losses(const Op& op, const Args<Op>& args) {
   const Tensor& token_loss = args.out(Op::kTokenLoss);
-  cuda::launch_sum_losses(token_loss.as<float>(), token_loss.shape[0], args.in_extent(Op::kX),
-                          args.in(Op::kScale).template as<float>(),
-                          args.out(Op::kLoss).template as<float>(), stream_of(args));
+  cuda::launch_sum_losses({.token_loss = token_loss.as<float>(),
+                           .token_weights = weights_of(op, args),
+                           .num_tokens = token_loss.shape[0],
+                           .extent = args.in_extent(Op::kX),
+                           .scale = args.in(Op::kScale).template as<float>(),
+                           .loss = args.out(Op::kLoss).template as<float>()},
+                          stream_of(args));
 }
 
 void forward(const LinearCrossEntropy& op, const Args<LinearCrossEntropy>& args) {
@@ -37,7 +47,7 @@ void forward(const LinearCrossEntropy& op, const Args<LinearCrossEntropy>& args)
                           .token_loss = args.out(LinearCrossEntropy::kTokenLoss).as<float>()};
   for_each_chunk(
       head, [&](const HeadRows& rows) { cuda::launch_head_losses(rows, losses, stream_of(args)); });
-  sum_losses(args);
+  sum_losses(op, args);
 }
 
 void backward(const LinearCrossEntropyBackward& op, const Args<LinearCrossEntropyBackward>& args) {
@@ -45,7 +55,8 @@ void backward(const LinearCrossEntropyBackward& op, const Args<LinearCrossEntrop
   const Head head = make_head(op, args, true);
   const HeadGradients gradients{.lse = args.in(Op::kForwardLse).as<float>(),
                                 .scale = args.in(Op::kScale).as<float>(),
-                                .grad_loss = args.in(Op::kGradLoss).as<float>()};
+                                .grad_loss = args.in(Op::kGradLoss).as<float>(),
+                                .token_weights = weights_of(op, args)};
   for_each_chunk(head, [&](const HeadRows& rows) {
     cuda::launch_head_gradients(rows, gradients, stream_of(args));
     head.multiply_gradients(rows, args.out(Op::kGradX), args.out(Op::kGradWeight));
@@ -56,12 +67,13 @@ void fused(const LinearCrossEntropyFused& op, const Args<LinearCrossEntropyFused
   using Op = LinearCrossEntropyFused;
   const Head head = make_head(op, args, true);
   const HeadLosses losses{.token_loss = args.out(Op::kTokenLoss).as<float>()};
-  const HeadGradients gradients{.scale = args.in(Op::kScale).as<float>()};
+  const HeadGradients gradients{.scale = args.in(Op::kScale).as<float>(),
+                                .token_weights = weights_of(op, args)};
   for_each_chunk(head, [&](const HeadRows& rows) {
     cuda::launch_head_fused(rows, losses, gradients, stream_of(args));
     head.multiply_gradients(rows, args.out(Op::kGradX), args.out(Op::kGradWeight));
   });
-  sum_losses(args);
+  sum_losses(op, args);
 }
 
 Head make_part(const VocabLseOperator& op, const KernelArgs& args, bool makes_gradients) {

@@ -19,10 +19,11 @@ struct Case {
   int64_t extent = -1;   ///< of ragged tokens, at most T
   int64_t first_row = 0;
   int64_t vocab_size = 0;  ///< of the whole one, where V is a part of it
+  bool weighted = false;
 
   std::string to_string() const {
-    return fmt::format("T {} H {} V {} deviation {} extent {} first row {}", T, H, V, deviation,
-                       extent, first_row);
+    return fmt::format("T {} H {} V {} deviation {} extent {} first row {}{}", T, H, V, deviation,
+                       extent, first_row, weighted ? " weighted" : "");
   }
 };
 
@@ -49,6 +50,9 @@ Values make_values(const Case& c) {
   values.emplace("weight", random_tensor(DType::kBF16, {c.V, c.H}, random, 0.7));
   values.emplace("labels", tensor_of_i32({c.T}, random_labels(c, random)));
   values.emplace("scale", tensor_of({1}, {0.25F}));
+  OwnedTensor weights = random_tensor(DType::kF32, {c.T}, random, 1.5);
+  for (int64_t t = 0; t < c.T; t += 5) weights.get().as<float>()[t] = 0;
+  values.emplace("token_weights", std::move(weights));
   if (c.extent >= 0) values.emplace("tokens", tensor_of_i64({1}, {c.extent}));
   return values;
 }
@@ -66,12 +70,24 @@ std::vector<ValueId> add_inputs(Program& program, const Case& c, DType dtype) {
           program.add_input("labels", labels)};
 }
 
+/// The scale, and weights where there are some, behind what add_inputs gives.
+CrossEntropySpec add_factors(Program& program, const Case& c, std::vector<ValueId>& inputs) {
+  inputs.push_back(program.add_input("scale", {DType::kF32, {1}}));
+  CrossEntropySpec spec;
+  spec.weighted = c.weighted;
+  if (c.weighted) {
+    const ValueType weights = with_dtype(program.type(inputs[2]), DType::kF32);
+    inputs.push_back(program.add_input("token_weights", weights));
+  }
+  return spec;
+}
+
 CheckedProgram build_plain(const Case& c, DType dtype) {
   CheckedProgram checked{Program("plain"), {}};
   std::vector<ValueId> inputs = add_inputs(checked.program, c, dtype);
-  inputs.push_back(checked.program.add_input("scale", {DType::kF32, {1}}));
+  const CrossEntropySpec spec = add_factors(checked.program, c, inputs);
   const auto outputs =
-      checked.program.add(make_linear_cross_entropy(), inputs, {"loss", "token_loss", "lse"});
+      checked.program.add(make_linear_cross_entropy(spec), inputs, {"loss", "token_loss", "lse"});
   checked.program.set_outputs(outputs);
   checked.request = {.outputs = {outputs[0]}, .inputs = {inputs[0]}};
   return checked;
@@ -81,9 +97,9 @@ CheckedProgram build_fused(const Case& c, DType dtype) {
   CheckedProgram checked{Program("fused"), {}};
   Program& program = checked.program;
   std::vector<ValueId> inputs = add_inputs(program, c, dtype);
-  inputs.push_back(program.add_input("scale", {DType::kF32, {1}}));
+  const CrossEntropySpec spec = add_factors(program, c, inputs);
   const ValueId sum = program.add_accumulator("dweight", {DType::kF32, {c.V, c.H}});
-  const auto outputs = program.add(make_linear_cross_entropy_fused(), inputs,
+  const auto outputs = program.add(make_linear_cross_entropy_fused(spec), inputs,
                                    {"loss", "token_loss", "dx", "dweight"}, {sum});
   program.set_outputs({outputs[0], outputs[1], outputs[2]});
   return checked;
@@ -110,12 +126,19 @@ class LinearCrossEntropyCuda : public GpuTest {
 };
 
 std::vector<Case> cases() {
-  return {{0, 4, 7},           {1, 1, 1},
-          {7, 16, 33},         {33, 31, 257},
-          {40, 64, 1000},      {300, 96, 2048},
-          {20, 24, 8193},      {50, 64, 300, 6},
-          {90, 40, 129, 1, 0}, {90, 40, 129, 1, 57},
-          {64, 33, 100, 1, 64}};
+  return {{0, 4, 7},
+          {1, 1, 1},
+          {7, 16, 33},
+          {33, 31, 257},
+          {40, 64, 1000},
+          {300, 96, 2048},
+          {20, 24, 8193},
+          {50, 64, 300, 6},
+          {90, 40, 129, 1, 0},
+          {90, 40, 129, 1, 57},
+          {64, 33, 100, 1, 64},
+          {300, 96, 2048, 1, -1, 0, 0, true},
+          {90, 40, 129, 1, 57, 0, 0, true}};
 }
 
 TEST_F(LinearCrossEntropyCuda, PlainMatchesTheCpu) {

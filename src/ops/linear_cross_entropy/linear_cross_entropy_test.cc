@@ -31,6 +31,11 @@ CrossEntropySpec whole(int64_t chunk = 512, int64_t block = 512) {
   return {.chunk_tokens = chunk, .block_vocab = block, .parts = std::nullopt};
 }
 
+CrossEntropySpec weighted(CrossEntropySpec spec) {
+  spec.weighted = true;
+  return spec;
+}
+
 CrossEntropySpec in_parts(int64_t chunk, int64_t block, int64_t parts) {
   return {.parts = CrossEntropyParts{chunk, block, parts}};
 }
@@ -55,6 +60,10 @@ std::vector<TestInput> make_inputs(const Case& c, std::vector<int32_t> labels = 
       {testing::random_tensor(c.dtype, {c.V, c.H}, random, 0.7), Role::kWeight, "weight"});
   inputs.push_back({testing::tensor_of_i32({c.T}, labels), Role::kConstant, "labels"});
   inputs.push_back({testing::tensor_of({1}, {kScale}), Role::kConstant, "scale"});
+  if (!c.spec.weighted) return inputs;
+  OwnedTensor weights = testing::random_tensor(DType::kF32, {c.T}, random, 1.5);
+  for (int64_t t = 0; t < c.T; t += 5) weights.get().as<float>()[t] = 0;
+  inputs.push_back({std::move(weights), Role::kConstant, "token_weights"});
   return inputs;
 }
 
@@ -69,19 +78,27 @@ struct Reference {
   std::vector<double> token_loss, lse, dx, dweight;
 };
 
+/// A token's label, and what its loss counts.
+struct TokenLabel {
+  int32_t label = 0;
+  double scale = kScale;
+};
+
 /// One token's part of the reference, from its logits.
-void add_token(Reference& r, const Case& c, int64_t t, int32_t label, std::vector<double> logits,
-               const std::vector<double>& x, const std::vector<double>& weight) {
+void add_token(Reference& r, const Case& c, int64_t t, const TokenLabel& token,
+               std::vector<double> logits, const std::vector<double>& x,
+               const std::vector<double>& weight) {
+  const int32_t label = token.label;
   const double maximum = *std::ranges::max_element(logits);
   double sum = 0;
   for (const double logit : logits) sum += std::exp(logit - maximum);
   const double lse = maximum + std::log(sum);
   r.lse.push_back(lse);
   r.token_loss.push_back(label == kIgnoredLabel ? 0.0 : lse - logits[label]);
-  r.loss += kScale * r.token_loss.back();
+  r.loss += token.scale * r.token_loss.back();
   if (label == kIgnoredLabel) return;
   for (int64_t v = 0; v < c.V; ++v) {
-    const double grad = kScale * (std::exp(logits[v] - lse) - (v == label ? 1 : 0));
+    const double grad = token.scale * (std::exp(logits[v] - lse) - (v == label ? 1 : 0));
     for (int64_t h = 0; h < c.H; ++h) {
       r.dx[t * c.H + h] += grad * weight[v * c.H + h];
       r.dweight[v * c.H + h] += grad * x[t * c.H + h];
@@ -102,7 +119,9 @@ Reference make_reference(const Case& c, const std::vector<TestInput>& inputs) {
         logits[v] += x[t * c.H + h] * weight[v * c.H + h];
       }
     }
-    add_token(r, c, t, inputs[2].tensor.get().as<int32_t>()[t], std::move(logits), x, weight);
+    TokenLabel token{.label = inputs[2].tensor.get().as<int32_t>()[t]};
+    if (c.spec.weighted) token.scale *= inputs[4].tensor.get().as<float>()[t];
+    add_token(r, c, t, token, std::move(logits), x, weight);
   }
   return r;
 }
@@ -145,6 +164,8 @@ std::vector<Case> cases() {
     all.push_back({33, 31, 257, whole(32, 64), dtype});
     all.push_back({65, 8, 3001, whole(), dtype});
     all.push_back({20, 32, 50, whole(8, 16), dtype, 8.0});
+    all.push_back({40, 24, 100, weighted(whole(16, 32)), dtype});
+    all.push_back({0, 4, 7, weighted(whole()), dtype});
   }
   return all;
 }
@@ -154,7 +175,9 @@ std::vector<Case> cases_in_parts() {
   std::vector<Case> all = cases();
   for (size_t i = 0; i < all.size(); ++i) {
     const CrossEntropySpec& spec = all[i].spec;
-    all[i].spec = in_parts(spec.chunk_tokens, spec.block_vocab, i % 2 == 0 ? 32 : 3);
+    CrossEntropySpec cut = in_parts(spec.chunk_tokens, spec.block_vocab, i % 2 == 0 ? 32 : 3);
+    cut.weighted = spec.weighted;
+    all[i].spec = cut;
   }
   return all;
 }
@@ -199,7 +222,8 @@ TEST(LinearCrossEntropy, GradientsMatchReference) {
 }
 
 TEST(LinearCrossEntropy, FiniteDifferences) {
-  for (const Case& c : {Case{6, 5, 9, {4, 4}}, Case{1, 3, 2, {}}, Case{9, 4, 40, {3, 16}}}) {
+  for (const Case& c : {Case{6, 5, 9, {4, 4}}, Case{1, 3, 2, {}}, Case{9, 4, 40, {3, 16}},
+                        Case{9, 4, 40, weighted({3, 16})}}) {
     testing::check_gradients(make_linear_cross_entropy(c.spec), kernels(), make_inputs(c),
                              {.outputs = {0}});
   }
@@ -219,6 +243,21 @@ TEST(LinearCrossEntropyFused, AgreesWithThePair) {
     const double tolerance = c.dtype == DType::kF32 ? 3e-6 : 3e-3;
     testing::expect_rows_near(fused[2], grads[0], tolerance, describe(c) + "dx");
     testing::expect_rows_near(fused[3], grads[1], tolerance, describe(c) + "dweight");
+  }
+}
+
+TEST(LinearCrossEntropyFused, WeightsOfOneChangeNoBit) {
+  for (const CrossEntropySpec& spec : {whole(16, 32), in_parts(16, 32, 3)}) {
+    const Case c = {40, 24, 100, spec};
+    std::vector<TestInput> inputs = make_inputs(c);
+    const auto plain =
+        testing::run_operator(*make_linear_cross_entropy_fused(spec), kernels(), inputs);
+    inputs.push_back({testing::tensor_of({c.T}, std::vector<float>(c.T, 1.0F)), Role::kConstant,
+                      "token_weights"});
+    const auto same =
+        testing::run_operator(*make_linear_cross_entropy_fused(weighted(spec)), kernels(), inputs);
+    for (size_t i = 0; i < plain.size(); ++i)
+      testing::expect_bitwise_equal(same[i], plain[i], fmt::format("output {}", i));
   }
 }
 
@@ -391,6 +430,14 @@ TEST(LinearCrossEntropy, ShapeRule) {
   refuses(2, {.dtype = DType::kI32, .shape = {5}});
   refuses(2, {.dtype = DType::kI64, .shape = {6}});
   refuses(3, {.dtype = DType::kF32, .shape = {2}});
+  const OperatorPtr weighing = make_linear_cross_entropy_fused(weighted({}));
+  EXPECT_THROW(weighing->infer(inputs), UserError);
+  std::vector<ValueType> with_weights = inputs;
+  with_weights.push_back({.dtype = DType::kF32, .shape = {6}});
+  EXPECT_EQ(weighing->infer(with_weights), outputs);
+  EXPECT_THROW(op->infer(with_weights), UserError);
+  with_weights.back().shape = {5};
+  EXPECT_THROW(weighing->infer(with_weights), UserError);
   EXPECT_THROW(make_linear_cross_entropy({.chunk_tokens = 0}), UserError);
   EXPECT_THROW(make_linear_cross_entropy_fused({.block_vocab = -1}), UserError);
 }

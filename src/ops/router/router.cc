@@ -68,7 +68,8 @@ OperandSet<Router::Input> Router::input_set() const {
   return OperandSet<Input>{kX, kWeight}
       .add(kBias, spec_.logit_bias)
       .add(kExpertBias, spec_.expert_bias)
-      .add(kCuSeqlens, spec_.balance_scope == BalanceScope::kSequence);
+      .add(kCuSeqlens, spec_.balance_scope == BalanceScope::kSequence)
+      .add(kReplayed, spec_.replay);
 }
 
 std::string Router::attributes() const {
@@ -82,6 +83,7 @@ std::string Router::attributes() const {
   if (spec_.num_groups > 1)
     text += fmt::format(" groups={}/{}", spec_.top_groups, spec_.num_groups);
   if (spec_.force_balanced) text += " force_balanced";
+  if (spec_.replay) text += " replay";
   if (spec_.balance_group_size > 1) {
     text += fmt::format(" balance_group={}", spec_.balance_group_size);
   }
@@ -114,6 +116,11 @@ std::vector<ValueType> Router::infer(std::span<const ValueType> inputs) const {
   }
   const int64_t num_tokens = x.shape[0];
   const Shape shape_TK{num_tokens, spec_.top_k};
+  if (operands.has(kReplayed)) {
+    const ValueType& replayed = inputs[operands.position(kReplayed)];
+    check_shape(*this, replayed.dtype == DType::kI32 && replayed.shape == shape_TK,
+                "replayed must be i32 {}, got {}", shape_TK.to_string(), replayed.to_string());
+  }
   return {f32(shape_TK),
           {.dtype = DType::kI32, .shape = shape_TK},
           f32({num_tokens, num_experts}),

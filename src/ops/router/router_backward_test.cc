@@ -40,6 +40,21 @@ TEST(RouterBackward, GradientsOfProbsAndLosses) {
   }
 }
 
+TEST(RouterBackward, GradientsOfAReplayedChoice) {
+  Random random(22, 0);
+  for (const RouterSpec& spec : published_specs()) {
+    Case c = make_case(spec, BalanceScope::kSequence, 11, random);
+    c.spec.replay = true;
+    for (int64_t i = 0; i < c.num_tokens * spec.top_k; ++i)
+      c.replayed.push_back(static_cast<int32_t>((i * 3 + i / spec.top_k) % spec.num_experts));
+    SCOPED_TRACE(make_router(c.spec)->attributes());
+    Random values(7, 0);
+    testing::check_gradients(
+        make_router(c.spec), kernels(), make_inputs(c, values),
+        {.outputs = {RouterOutput::kProbs, RouterOutput::kBalanceLoss}, .max_probes = 24});
+  }
+}
+
 TEST(RouterBackward, Bf16GradientsAreThoseOfTheWidenedInputs) {
   Random random(31, 0);
   Case c = make_case(published_specs()[4], BalanceScope::kMicroBatch, 700, random);

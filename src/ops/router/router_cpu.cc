@@ -15,7 +15,8 @@ namespace {
 struct Forward {
   const RouterSpec& spec;
   RouterSizes sizes;
-  const float* bias_E;  ///< null where there is none
+  const float* bias_E;         ///< null where there is none
+  const int32_t* replayed_TK;  ///< likewise
   float* logits_TE;
   float* probs_TK;
   int32_t* expert_idx_TK;
@@ -69,6 +70,29 @@ void force_balanced(const RouterSpec& spec, int64_t token, int32_t* expert_idx) 
   }
 }
 
+/// Throws UserError for an expert that there is not.
+void check_replayed(const Forward& f) {
+  if (f.replayed_TK == nullptr) return;
+  const int64_t num_experts = f.sizes.num_experts;
+  for (int64_t t = 0; t < f.sizes.num_tokens; ++t) {
+    const int32_t* given = f.replayed_TK + t * f.spec.top_k;
+    for (int64_t k = 0; given[0] >= 0 && k < f.spec.top_k; ++k) {
+      require(given[k] >= 0 && given[k] < num_experts,
+              "router: token {} is to take expert {}, which is none of the {}", t, given[k],
+              num_experts);
+    }
+  }
+}
+
+/// Whether the token's choice is given, which is copied then.
+bool take_replayed(const Forward& f, int64_t token, int32_t* expert_idx) {
+  if (f.replayed_TK == nullptr) return false;
+  const int32_t* given = f.replayed_TK + token * f.spec.top_k;
+  if (given[0] < 0) return false;
+  std::copy_n(given, f.spec.top_k, expert_idx);
+  return true;
+}
+
 /// Chooses a token's experts and probabilities; returns the log-sum-exp of its logits.
 float route_token(const Forward& f, int64_t block, int64_t token) {
   const int64_t num_experts = f.sizes.num_experts;
@@ -81,7 +105,7 @@ float route_token(const Forward& f, int64_t block, int64_t token) {
   const float* compared = f.spec.order == ScoreOrder::kAfterTopK ? logits : scores;
   if (f.spec.force_balanced) {
     force_balanced(f.spec, token, expert_idx);
-  } else {
+  } else if (!take_replayed(f, token, expert_idx)) {
     for (int64_t e = 0; e < num_experts; ++e) {
       keys[e] = compared[e] + (f.bias_E == nullptr ? 0.0F : f.bias_E[e]);
     }
@@ -145,9 +169,11 @@ void write_score_means(const Forward& f, std::span<float> means_E) {
 Forward bind(const Router& op, const Args<Router>& args, const RouterSizes& sizes) {
   const RouterWorkspace layout = RouterWorkspace::of_forward(sizes);
   const Tensor* bias = args.find_in(Router::kExpertBias);
+  const Tensor* replayed = args.find_in(Router::kReplayed);
   return {.spec = op.spec(),
           .sizes = sizes,
           .bias_E = bias == nullptr ? nullptr : bias->as<float>(),
+          .replayed_TK = replayed == nullptr ? nullptr : replayed->as<int32_t>(),
           .logits_TE = args.out(Router::kLogits).as<float>(),
           .probs_TK = args.out(Router::kProbs).as<float>(),
           .expert_idx_TK = args.out(Router::kExpertIdx).as<int32_t>(),
@@ -172,6 +198,7 @@ void router(const Router& op, const Args<Router>& args) {
                  {args.in(Router::kWeight).as<float>(),
                   bias == nullptr ? nullptr : bias->as<float>(), kMultiply},
                  f.logits_TE, widened, sizes);
+  check_replayed(f);
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) route_block(f, block);
 

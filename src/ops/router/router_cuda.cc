@@ -189,10 +189,12 @@ struct Forward {
   }
 
   void choose() const {
+    const Tensor* replayed = args.find_in(Router::kReplayed);
     launch_route_tokens({.rule = rule,
                          .num_tokens = shape.num_tokens,
                          .logits_TE = out<float>(Router::kLogits),
                          .bias_E = floats(args.find_in(Router::kExpertBias)),
+                         .replayed_TK = replayed == nullptr ? nullptr : replayed->as<int32_t>(),
                          .probs_TK = out<float>(Router::kProbs),
                          .expert_idx_TK = out<int32_t>(Router::kExpertIdx),
                          .share_sums = part<float>(layout.share_sums),

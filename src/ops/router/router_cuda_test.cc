@@ -31,6 +31,7 @@ OperatorInputs inputs_of(const Case& c, DType dtype) {
   if (c.spec.logit_bias) add("w_bias", {DType::kF32, {c.spec.num_experts}});
   if (c.spec.expert_bias) add("bias", {DType::kF32, {c.spec.num_experts}});
   if (c.spec.balance_scope == BalanceScope::kSequence) add("cu_seqlens", {DType::kI32, {5}});
+  if (c.spec.replay) add("replayed", {DType::kI32, {c.num_tokens, c.spec.top_k}});
   return inputs;
 }
 
@@ -46,6 +47,12 @@ OwningCheck check_of(const Case& c, uint64_t seed) {
   check.give("bias", testing::random_tensor(DType::kF32, {c.spec.num_experts}, random, 0.2));
   const auto t = static_cast<int32_t>(c.num_tokens);
   check.give("cu_seqlens", testing::tensor_of_i32({5}, {0, t / 5, t / 5, t - t / 3, t}));
+  std::vector<int32_t> replayed;
+  for (int64_t i = 0; i < c.num_tokens * c.spec.top_k; ++i) {
+    const bool is_given = i / c.spec.top_k % 3 != 0;
+    replayed.push_back(is_given ? static_cast<int32_t>(i % c.spec.num_experts) : -1);
+  }
+  check.give("replayed", testing::tensor_of_i32({c.num_tokens, c.spec.top_k}, replayed));
   return check;
 }
 
@@ -125,6 +132,14 @@ TEST_F(RouterCuda, TinyPlain) {
               .top_groups = 2,
               .group_score = GroupScore::kTopTwoSum},
              BalanceScope::kMicroBatch, DType::kF32);
+}
+
+TEST_F(RouterCuda, ReplaysAChoice) {
+  uint64_t seed = 700;
+  for (RouterSpec spec : published_specs()) {
+    spec.replay = true;
+    for (const int64_t num_tokens : {0, 1, 37, 700}) check({spec, num_tokens}, ++seed);
+  }
 }
 
 TEST_F(RouterCuda, TinyLogitBias) {

@@ -229,6 +229,10 @@ struct TokenRouter {
     });
   }
 
+  __device__ __forceinline__ void choose_replayed(const int32_t* replayed_K) const {
+    for_each_choice([&](int k) { chosen[k] = replayed_K[k]; });
+  }
+
   __device__ __forceinline__ float chosen_value(int k) const {
     return compared_E[chosen[k]];
   }
@@ -295,6 +299,8 @@ __device__ __forceinline__ SoftmaxScale route_token(const RouterTokens& p,
   scores.store_row(compared, router.compared_E);
   if (!kPlain && p.rule.force_balanced) {
     router.choose_balanced(token);
+  } else if (!kPlain && p.replayed_TK != nullptr && p.replayed_TK[token * p.rule.top_k] >= 0) {
+    router.choose_replayed(p.replayed_TK + token * p.rule.top_k);
   } else {
     router.choose(compared, p.bias_E);
   }
@@ -410,7 +416,7 @@ void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream) {
   if (tokens.num_tokens == 0) return;
   const RouterRule& rule = tokens.rule;
   const bool plain = !rule.sigmoid && !rule.force_balanced && tokens.bias_E == nullptr &&
-                     rule.top_groups == rule.num_groups;
+                     tokens.replayed_TK == nullptr && rule.top_groups == rule.num_groups;
   const auto blocks = static_cast<unsigned>(router_blocks(tokens.num_tokens));
   with_experts_per_lane(rule.num_experts, [&]<int kPer>() {
     const auto launch = [&](auto kernel) {

@@ -66,7 +66,8 @@ struct RouterTokens {
   RouterRule rule;
   int64_t num_tokens;
   const float* logits_TE;
-  const float* bias_E;  ///< null: none
+  const float* bias_E;         ///< null: none
+  const int32_t* replayed_TK;  ///< null: none; a token's choice, where its first is not below 0
   float* probs_TK;
   int32_t* expert_idx_TK;
   float* share_sums;  ///< [blocks, E] sums of the scores made to sum to 1

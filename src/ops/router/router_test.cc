@@ -352,5 +352,72 @@ TEST(Router, RefusesWrongInputs) {
       << "weights for 4 of 3 experts";
 }
 
+/// The choice of force_balanced, for the tokens that `is_given` says; -1 for others.
+template <typename IsGiven>
+std::vector<int32_t> balanced_choice(const Case& c, const IsGiven& is_given) {
+  std::vector<int32_t> given;
+  for (int64_t t = 0; t < c.num_tokens; ++t) {
+    for (int64_t k = 0; k < c.spec.top_k; ++k) {
+      const auto expert = static_cast<int32_t>((t * c.spec.top_k + k) % c.spec.num_experts);
+      given.push_back(is_given(t) ? expert : -1);
+    }
+  }
+  return given;
+}
+
+TEST(Router, RefusesToReplayExpertsThatThereAreNot) {
+  for (const int32_t wrong : {4, -2}) {
+    const Case c{.spec = {.num_experts = 4, .top_k = 2, .replay = true},
+                 .num_tokens = 2,
+                 .replayed = {-1, -1, 0, wrong}};
+    Random values(1, 0);
+    try {
+      run(c, make_inputs(c, values));
+      ADD_FAILURE() << wrong << " was taken";
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(fmt::format("token 1 is to take expert {}", wrong)));
+    }
+  }
+}
+
+TEST(Router, ReplaysAChoice) {
+  Random random(51, 0);
+  uint64_t seed = 900;
+  for (const RouterSpec& spec : published_specs()) {
+    for (const BalanceScope scope : router::kScopes) {
+      const Case c = make_case(spec, scope, 70, random);
+      SCOPED_TRACE(make_router(c.spec)->attributes());
+      ++seed;
+      const auto outputs_of = [&](const Case& which) {
+        Random values(seed, 0);
+        return run(which, make_inputs(which, values));
+      };
+      Case forced = c;
+      forced.spec.force_balanced = true;
+      Case replayed = c;
+      replayed.spec.replay = true;
+      replayed.replayed = balanced_choice(c, [](int64_t) { return true; });
+      const auto expected = outputs_of(forced);
+      const auto all = outputs_of(replayed);
+      replayed.replayed = balanced_choice(c, [](int64_t) { return false; });
+      const auto own = outputs_of(c);
+      const auto none = outputs_of(replayed);
+      replayed.replayed = balanced_choice(c, [](int64_t t) { return t % 2 == 0; });
+      const auto half = outputs_of(replayed);
+      for (size_t i = 0; i < all.size(); ++i) {
+        testing::expect_bitwise_equal(all[i], expected[i], fmt::format("output {}", i));
+        testing::expect_bitwise_equal(none[i], own[i], fmt::format("own output {}", i));
+      }
+      for (int64_t i = 0; i < c.num_tokens * c.spec.top_k; ++i) {
+        const auto& from = i / c.spec.top_k % 2 == 0 ? expected : own;
+        EXPECT_EQ(half[RouterOutput::kExpertIdx].get().as<int32_t>()[i],
+                  from[RouterOutput::kExpertIdx].get().as<int32_t>()[i]);
+        EXPECT_EQ(half[RouterOutput::kProbs].get().as<float>()[i],
+                  from[RouterOutput::kProbs].get().as<float>()[i]);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -17,6 +17,7 @@ struct Case {
   DType dtype = DType::kF32;
   std::vector<float> bias = {};
   std::vector<int32_t> cu_seqlens = {};
+  std::vector<int32_t> replayed = {};
 };
 
 inline std::vector<TestInput> make_inputs(const Case& c, Random& random) {
@@ -34,6 +35,10 @@ inline std::vector<TestInput> make_inputs(const Case& c, Random& random) {
   if (c.spec.balance_scope == BalanceScope::kSequence) {
     inputs.push_back(
         {tensor_of_i32({std::ssize(c.cu_seqlens)}, c.cu_seqlens), Role::kConstant, "cu_seqlens"});
+  }
+  if (c.spec.replay) {
+    inputs.push_back(
+        {tensor_of_i32({c.num_tokens, c.spec.top_k}, c.replayed), Role::kConstant, "replayed"});
   }
   return inputs;
 }

@@ -67,6 +67,10 @@ SpreadHead::SpreadHead(int64_t num_ranks, DType type, uint64_t seed)
       TestInput{random_tensor(dtype, {size, hidden}, random, 0.5), Role::kWeight, "weight"},
       TestInput{tensor_of_i32({ranks * tokens}, labels), Role::kConstant, "labels"},
       TestInput{tensor_of({1}, {kScale}), Role::kConstant, "scale"});
+  cut.weighted = seed % 2 == 0;
+  if (cut.weighted)
+    whole.push_back({random_tensor(DType::kF32, {ranks * tokens}, random, 1.5), Role::kConstant,
+                     "token_weights"});
   outputs = run_operator(*make_linear_cross_entropy(cut), kernels(), whole);
   if (tokens == 0) return;
   std::vector<OwnedTensor> grad_outputs(3);
@@ -92,6 +96,7 @@ void copy(const Tensor& from, const Tensor& to) {
 struct RankHead {
   Program program{"head"};
   ValueId x, labels, weight, scale, loss, token_loss;
+  ValueId token_weights = -1;
 
   RankHead(const SpreadHead& head, World& world) {
     const CommunicatorPtr group = world.make_group("tp", world.make_world_group()->ranks());
@@ -101,13 +106,20 @@ struct RankHead {
     scale = program.add_input("scale", {DType::kF32, {1}});
     const ValueId all_x = program.add1(make_all_gather(group), {x}, "all_x");
     const ValueId all_labels = program.add1(make_all_gather(group), {labels}, "all_labels");
+    CrossEntropySpec cut = head.cut;
+    cut.weighted = false;
     const auto statistics =
-        program.add(make_vocab_lse({head.first_row(world.rank()), head.vocab(), head.cut}),
+        program.add(make_vocab_lse({head.first_row(world.rank()), head.vocab(), cut}),
                     {all_x, weight, all_labels}, {"lse", "label_logit"});
     const ValueId lse = program.add1(make_all_to_all(group), {statistics[0]}, "own_lse");
     const ValueId logit = program.add1(make_all_to_all(group), {statistics[1]}, "own_logit");
-    const auto results = program.add(make_vocab_loss(head.ranks), {lse, logit, labels, scale},
-                                     {"loss", "token_loss"});
+    std::vector<ValueId> inputs = {lse, logit, labels, scale};
+    if (head.cut.weighted) {
+      token_weights = program.add_input("token_weights", {DType::kF32, {head.tokens}});
+      inputs.push_back(token_weights);
+    }
+    const auto results =
+        program.add(make_vocab_loss(head.ranks, head.cut.weighted), inputs, {"loss", "token_loss"});
     loss = results[0];
     token_loss = results[1];
     program.set_outputs(results);
@@ -122,6 +134,8 @@ void SpreadHead::check_rank(World& world, float& rank_loss) const {
   copy(rows_of(whole[1].tensor, first_row(rank), num_rows(rank)), run.value(head.weight));
   copy(rows_of(whole[2].tensor, rank * tokens, tokens), run.value(head.labels));
   copy(whole[3].tensor, run.value(head.scale));
+  if (cut.weighted)
+    copy(rows_of(whole[4].tensor, rank * tokens, tokens), run.value(head.token_weights));
   *run.grad(head.loss).as<float>() = 1.0F;
   run.run_forward();
   run.run_backward();

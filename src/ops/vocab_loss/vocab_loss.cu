@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (token >= parts.num_tokens) return;
   const bool ignored = parts.labels[token] == parts.ignored;
-  const float coef = ignored ? 0.0F : *gradients.scale * *gradients.grad_loss;
+  float coef = ignored ? 0.0F : *gradients.scale * *gradients.grad_loss;
+  if (!ignored && gradients.token_weights != nullptr) coef *= gradients.token_weights[token];
   const Total total = ignored ? Total{0, 0} : total_of(parts, token);
   for (int p = 0; p < parts.num_parts; ++p) {
     const int64_t at = p * parts.num_tokens + token;

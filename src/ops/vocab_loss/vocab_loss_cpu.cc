@@ -44,6 +44,12 @@ TokenParts parts_of(const Args<Op>& args, int64_t num_parts, int64_t token) {
           args.in(Op::kLabels).shape[0]};
 }
 
+/// A token's weight, 1 where each counts the same.
+template <typename Op>
+float weight_of(const Op& op, const Args<Op>& args, int64_t token) {
+  return op.weighted() ? args.in(Op::kTokenWeights).template as<float>()[token] : 1.0F;
+}
+
 void vocab_loss(const VocabLoss& op, const Args<VocabLoss>& args) {
   const int64_t num_parts = op.num_parts();
   const auto labels = args.in(VocabLoss::kLabels).span<int32_t>();
@@ -54,7 +60,7 @@ void vocab_loss(const VocabLoss& op, const Args<VocabLoss>& args) {
     token_loss[t] = labels[t] == kIgnoredLabel
                         ? 0.0F
                         : static_cast<float>(parts_of(args, num_parts, token).loss());
-    sum += token_loss[t];
+    sum += double{weight_of(op, args, token)} * token_loss[t];
   }
   *args.out(VocabLoss::kLoss).as<float>() =
       static_cast<float>(*args.in(VocabLoss::kScale).as<float>() * sum);
@@ -81,7 +87,7 @@ void vocab_loss_backward(const VocabLossBackward& op, const Args<VocabLossBackwa
     std::ranges::fill(args.out(output).span<float>(), 0.0F);
   for (int64_t token = 0; token < std::ssize(labels); ++token) {
     if (labels[token] == kIgnoredLabel) continue;
-    store_gradients(parts_of(args, num_parts, token), coef,
+    store_gradients(parts_of(args, num_parts, token), coef * weight_of(op, args, token),
                     args.out(Op::kGradLse).as<float>() + token,
                     args.out(Op::kGradLabelLogit).as<float>() + token);
   }

@@ -19,12 +19,22 @@ VocabParts parts_of(const Args<Op>& args, int64_t num_parts) {
           .ignored = kIgnoredLabel};
 }
 
+/// Null where each token counts the same.
+template <typename Op>
+const float* weights_of(const Op& op, const Args<Op>& args) {
+  return op.weighted() ? args.in(Op::kTokenWeights).template as<float>() : nullptr;
+}
+
 void vocab_loss(const VocabLoss& op, const Args<VocabLoss>& args) {
   const VocabParts parts = parts_of(args, op.num_parts());
   float* const token_loss = args.out(VocabLoss::kTokenLoss).as<float>();
   launch_vocab_losses(parts, token_loss, stream_of(args));
-  launch_sum_losses(token_loss, parts.num_tokens, nullptr, args.in(VocabLoss::kScale).as<float>(),
-                    args.out(VocabLoss::kLoss).as<float>(), stream_of(args));
+  launch_sum_losses({.token_loss = token_loss,
+                     .token_weights = weights_of(op, args),
+                     .num_tokens = parts.num_tokens,
+                     .scale = args.in(VocabLoss::kScale).as<float>(),
+                     .loss = args.out(VocabLoss::kLoss).as<float>()},
+                    stream_of(args));
 }
 
 void vocab_loss_backward(const VocabLossBackward& op, const Args<VocabLossBackward>& args) {
@@ -32,6 +42,7 @@ void vocab_loss_backward(const VocabLossBackward& op, const Args<VocabLossBackwa
   launch_vocab_loss_gradients(parts_of(args, op.num_parts()),
                               {.scale = args.in(Op::kScale).as<float>(),
                                .grad_loss = args.in(Op::kGradLoss).as<float>(),
+                               .token_weights = weights_of(op, args),
                                .grad_lse = args.out(Op::kGradLse).as<float>(),
                                .grad_label_logit = args.out(Op::kGradLabelLogit).as<float>()},
                               stream_of(args));

@@ -23,7 +23,7 @@ OwnedTensor random_labels(int64_t tokens, int64_t vocab, Random& random) {
 class VocabLossCuda : public GpuTest {
  protected:
   /// Some parts have no logits, but none of a token's first.
-  void check_loss(int64_t parts, int64_t tokens, bool once = false) const {
+  void check_loss(int64_t parts, int64_t tokens, bool once = false, bool weighted = false) const {
     SCOPED_TRACE(fmt::format("{} parts, {} tokens", parts, tokens));
     Random random(static_cast<uint64_t>(parts), static_cast<uint64_t>(tokens));
     const OwnedTensor lse = random_tensor(DType::kF32, {parts * tokens}, random, 3.0);
@@ -36,14 +36,21 @@ class VocabLossCuda : public GpuTest {
     how.values = {{"xlse", lse}, {"labels", labels}, {"scale", scale}};
     how.dtypes = {DType::kF32};
     how.once = once;
+    const OwnedTensor weights = random_tensor(DType::kF32, {tokens}, random, 1.5);
+    how.values.emplace("token_weights", weights);
     check_operator_on_gpu(
-        make_vocab_loss(parts),
+        make_vocab_loss(parts, weighted),
         [&](DType /*dtype*/) {
-          return OperatorInputs{.names = {"xlse", "xlogit", "labels", "scale"},
+          OperatorInputs inputs{.names = {"xlse", "xlogit", "labels", "scale"},
                                 .types = {{DType::kF32, {parts * tokens}},
                                           {DType::kF32, {parts * tokens}},
                                           {DType::kI32, {tokens}},
                                           {DType::kF32, {1}}}};
+          if (weighted) {
+            inputs.names.emplace_back("token_weights");
+            inputs.types.push_back({DType::kF32, {tokens}});
+          }
+          return inputs;
         },
         {0}, cpu(), gpu(), how);
   }
@@ -94,7 +101,10 @@ class VocabLossCuda : public GpuTest {
 
 TEST_F(VocabLossCuda, Parts) {
   for (const int64_t parts : {1, 2, 5}) {
-    for (const int64_t tokens : {0, 1, 7, 600}) check_loss(parts, tokens);
+    for (const int64_t tokens : {0, 1, 7, 600}) {
+      check_loss(parts, tokens);
+      check_loss(parts, tokens, false, true);
+    }
   }
 }
 

@@ -23,7 +23,8 @@ void launch_vocab_losses(const VocabParts& parts, float* token_loss, cudaStream_
 struct VocabLossGradients {
   const float* scale;
   const float* grad_loss;
-  float* grad_lse;  ///< both in the order of the statistics; 0 for ignored tokens
+  const float* token_weights;  ///< null: 1 each
+  float* grad_lse;             ///< both in the order of the statistics; 0 for ignored tokens
   float* grad_label_logit;
 };
 void launch_vocab_loss_gradients(const VocabParts& parts, const VocabLossGradients& gradients,
