@@ -19,6 +19,9 @@ struct Batch {
   std::vector<int32_t>
       cu_seqlens;         ///< [max_sequences + 1] ascending from 0; padded with T (empty stretches)
   int64_t num_valid = 0;  ///< labels that count
+  /// For objectives beyond the next token (train.objective); empty: none given.
+  std::vector<float> weights = {};    ///< [T] factors of the tokens' losses
+  std::vector<int32_t> experts = {};  ///< [MoE layers, T, K] choices of routers; -1: their own
 };
 
 /// Which part of the documents a BatchSource reads: training data in random order, or held-out data

@@ -106,6 +106,15 @@ int64_t BatchInputs::place(const PortContext& context, std::byte* block, Device*
   gathered_labels = gathered(labels);
   positions = next(Port::kPositions);
   cu_seqlens = next(Port::kCuSeqlens);
+  if (context.shape.weighted_tokens) token_weights = next(Port::kTokenWeights);
+  if (context.shape.replays_routing) {
+    const ValueType type = port_type(Port::kReplayedExperts, context);
+    experts = {block == nullptr ? nullptr : block + offset,
+               type.dtype,
+               {context.config.num_moe_layers(), type.shape[0], type.shape[1]},
+               device};
+    offset += align_up(experts.num_bytes());
+  }
   segments_are_sequences_ = context.config.moe.balance_scope == BalanceTokens::kSequence;
   loss_scale = next(Port::kLossScale);
   mtp_scale = next(Port::kLossScale);
@@ -142,8 +151,17 @@ PortTensors BatchInputs::ports() const {
   ports.set(Port::kSegments, segments);
   ports.set(Port::kTokenOrder, token_order);
   ports.set(Port::kLossScale, loss_scale);
+  ports.set(Port::kTokenWeights, token_weights);
   ports.set(Port::kTokenLoss, token_loss);
   return ports;
+}
+
+Tensor BatchInputs::experts_of(int64_t moe_layer) const {
+  if (!experts) return {};
+  const Shape one = {experts.shape[1], experts.shape[2]};
+  const int64_t bytes = one.num_elements() * dtype_size(experts.dtype);
+  return {static_cast<std::byte*>(experts.data) + moe_layer * bytes, experts.dtype, one,
+          experts.device};
 }
 
 PortTensors BatchInputs::prediction_ports(int64_t layer) const {
@@ -192,6 +210,8 @@ void BatchInputs::stage(const MicroBatch& batch, const TokenShare& share, const 
   take(batch.positions, positions.num_elements() == std::ssize(share.own) ? share.own : share.group,
        share.is_whole, staged(positions));
   std::ranges::copy(batch.cu_seqlens.span<int32_t>(), staged(cu_seqlens).as<int32_t>());
+  if (token_weights) stage_weights(batch, share);
+  if (experts) stage_experts(batch, share);
   stage_predictions(batch, share);
   if (segments_are_sequences_) stage_segments(batch, share);
   *staged(loss_scale).as<float>() = scales.loss;
@@ -199,6 +219,38 @@ void BatchInputs::stage(const MicroBatch& batch, const TokenShare& share, const 
   *staged(grad_balance).as<float>() = scales.balance;
   // Of the mean over all tokens, each rank has its share.
   *staged(grad_z_loss).as<float>() = scales.z_loss / static_cast<float>(token_ranks);
+}
+
+void BatchInputs::stage_weights(const MicroBatch& batch, const TokenShare& share) {
+  float* const to = staged(token_weights).as<float>();
+  if (!batch.weights) {
+    std::fill_n(to, share.own.size(), 1.0F);
+    return;
+  }
+  const auto given = batch.weights.span<float>();
+  ensure(given.size() == batch.tokens.span<int32_t>().size(), "batch weights of {} tokens",
+         given.size());
+  std::ranges::transform(share.own, to, [&](int64_t token) { return given[token]; });
+}
+
+void BatchInputs::stage_experts(const MicroBatch& batch, const TokenShare& share) {
+  const auto to = staged(experts).span<int32_t>();
+  if (!batch.experts) {
+    std::ranges::fill(to, -1);
+    return;
+  }
+  const int64_t top_k = experts.shape[2];
+  const int64_t num_tokens = batch.tokens.num_elements();
+  require(batch.experts.num_elements() == experts.shape[0] * num_tokens * top_k,
+          "a micro-batch names {} experts; it must name {} for each of {} tokens in each of {} MoE "
+          "layers",
+          batch.experts.num_elements(), top_k, num_tokens, experts.shape[0]);
+  const int32_t* const from = batch.experts.as<int32_t>();
+  int32_t* next = to.data();
+  for (int64_t layer = 0; layer < experts.shape[0]; ++layer) {
+    for (const int64_t token : share.own)
+      next = std::copy_n(from + (layer * num_tokens + token) * top_k, top_k, next);
+  }
 }
 
 void BatchInputs::stage_segments(const MicroBatch& batch, const TokenShare& share) {

@@ -15,6 +15,9 @@ struct MicroBatch {
   Tensor labels;      ///< I32 [T], -100: no loss
   Tensor positions;   ///< I32 [T]
   Tensor cu_seqlens;  ///< I32 [max_sequences+1]
+  /// Where the model's shape has them, or null: every token counts 1; all routers choose.
+  Tensor weights = {};  ///< F32 [T], factors of the tokens' losses
+  Tensor experts = {};  ///< I32 [MoE layers · T · K], the choices of all routers; -1: their own
 };
 
 /// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add
@@ -47,7 +50,9 @@ struct BatchInputs {
   Tensor gathered_labels;  ///< I32 [T_g]
   Tensor positions;        ///< I32, of the tokens that attention rotates
   Tensor cu_seqlens;       ///< I32 [max_sequences+1], of the whole micro-batch
-  Tensor segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
+  Tensor segments;       ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
+  Tensor token_weights;  ///< F32 [T_l], where the shape has them
+  Tensor experts;        ///< I32 [MoE layers, T_l, K], likewise
   Tensor loss_scale, grad_balance, grad_z_loss, mtp_scale;  ///< F32 [1]
 
   /// What a layer of multi-token prediction and its head see.
@@ -70,6 +75,8 @@ struct BatchInputs {
 
   /// The memory of the ports that all micro-batches have.
   PortTensors ports() const;
+  /// The choices given to a MoE layer of the model; null where none are.
+  Tensor experts_of(int64_t moe_layer) const;
   /// The same for a layer of multi-token prediction and its head.
   PortTensors prediction_ports(int64_t layer) const;
 
@@ -87,6 +94,8 @@ struct BatchInputs {
   BatchInputs() = default;
   int64_t place(const PortContext& context, std::byte* block, Device* device);
   Tensor staged(const Tensor& tensor) const;
+  void stage_weights(const MicroBatch& batch, const TokenShare& share);
+  void stage_experts(const MicroBatch& batch, const TokenShare& share);
   void stage_segments(const MicroBatch& batch, const TokenShare& share);
   void stage_predictions(const MicroBatch& batch, const TokenShare& share);
   std::byte* next_block();

@@ -58,12 +58,14 @@ ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hi
 std::vector<ValueId> build_whole_loss(ModelProgram& head, const std::string& weight_name,
                                       const std::vector<ValueId>& inputs, bool with_gradient) {
   Program& program = head.forward;
+  CrossEntropySpec spec;
+  spec.weighted = head.ports.has(Port::kTokenWeights);
   if (!with_gradient)
-    return program.add(make_linear_cross_entropy({}), inputs, {"loss", "token_loss", "lse"});
+    return program.add(make_linear_cross_entropy(spec), inputs, {"loss", "token_loss", "lse"});
   const ValueId grad = program.add_accumulator("grad." + weight_name,
                                                with_dtype(program.type(inputs[1]), DType::kF32));
   head.accumulators.push_back({inputs[1], grad});
-  return program.add(make_linear_cross_entropy_fused({}), inputs,
+  return program.add(make_linear_cross_entropy_fused(spec), inputs,
                      {"loss", "token_loss", "grad_normed"}, {grad});
 }
 
@@ -85,7 +87,9 @@ std::vector<ValueId> build_spread_loss(ModelProgram& head, const PortContext& co
         program.add1(make_all_to_all(groups.tp), {value}, "all_" + program.value(value).name));
   }
   inputs.insert(inputs.end(), {head.at(Port::kLabels), head.at(Port::kLossScale)});
-  return program.add(make_vocab_loss(groups.tp->size()), inputs, {"loss", "token_loss"});
+  const bool weighted = head.ports.has(Port::kTokenWeights);
+  if (weighted) inputs.push_back(head.at(Port::kTokenWeights));
+  return program.add(make_vocab_loss(groups.tp->size(), weighted), inputs, {"loss", "token_loss"});
 }
 
 /// What a layer of multi-token prediction works on. Two matrices instead of one for both halves, so
@@ -180,6 +184,8 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   const ValueId hidden = port(Port::kHidden);
   const ValueId labels = port(Port::kLabels);
   const ValueId scale = port(Port::kLossScale);
+  std::vector<ValueId> weights;
+  if (shape.weighted_tokens) weights.push_back(port(Port::kTokenWeights));
   const ValueId normed = build_final_norm(config, program, hidden, depth);
   const WeightPlacement share = vocabulary_share(config, groups);
   const std::string name = head_weight_name(config);
@@ -188,10 +194,11 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
       final_norm_name(depth),
       WeightPlacement{.slice = Slice::whole({config.hidden_size}), .tp_copies = groups.tp->size()});
   head.placements.emplace(name, share);
-  const auto outputs =
-      groups.tp->size() == 1
-          ? build_whole_loss(head, name, {normed, weight, labels, scale}, with_gradient)
-          : build_spread_loss(head, context, normed, weight, first_row(share));
+  std::vector<ValueId> inputs = {normed, weight, labels, scale};
+  inputs.insert(inputs.end(), weights.begin(), weights.end());
+  const auto outputs = groups.tp->size() == 1
+                           ? build_whole_loss(head, name, inputs, with_gradient)
+                           : build_spread_loss(head, context, normed, weight, first_row(share));
   head.ports.set(Port::kLoss, outputs[0]);
   head.ports.set(Port::kTokenLoss, outputs[1]);
   finish_ports(program, head.ports, context);

@@ -20,7 +20,7 @@ namespace {
 
 /// `spread`: balance is asked for outside the routers, as it always is over all layers, by the
 /// means of their scores.
-RouterSpec router_spec(const MoeConfig& moe, bool spread) {
+RouterSpec router_spec(const MoeConfig& moe, bool spread, bool replay) {
   const bool by_sequence = moe.balance_scope == BalanceTokens::kSequence && !spread;
   return {.num_experts = moe.num_experts,
           .top_k = moe.top_k,
@@ -35,7 +35,8 @@ RouterSpec router_spec(const MoeConfig& moe, bool spread) {
           .group_score = moe.group_score,
           .balance_scope = by_sequence ? BalanceScope::kSequence : BalanceScope::kMicroBatch,
           .balance_group_size = moe.balance_group_size,
-          .force_balanced = moe.force_balanced};
+          .force_balanced = moe.force_balanced,
+          .replay = replay};
 }
 
 /// What the router decided for this rank's tokens.
@@ -92,7 +93,7 @@ Routing build_router(LayerBuilder& builder, ValueId normed) {
   PortMap& ports = builder.layer.ports;
   Program& program = builder.program();
   const bool spread = spreads_balance(builder.config, builder.groups);
-  const RouterSpec spec = router_spec(moe, spread);
+  const RouterSpec spec = router_spec(moe, spread, builder.shape.replays_routing);
   WeightPlacement placement = builder.whole({moe.num_experts, builder.config.hidden_size});
   placement.matrix_rows = {moe.num_experts};
   const ValueId weight = builder.f32_weight("moe.router.weight", std::move(placement));
@@ -102,6 +103,7 @@ Routing build_router(LayerBuilder& builder, ValueId normed) {
   if (moe.has_expert_bias()) inputs.push_back(builder.port(Port::kExpertBias));
   if (spec.balance_scope == BalanceScope::kSequence)
     inputs.push_back(builder.port(Port::kCuSeqlens));
+  if (spec.replay) inputs.push_back(builder.port(Port::kReplayedExperts));
   const auto routed = program.add(
       make_router(spec), inputs,
       {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss", "score_means"});
@@ -109,6 +111,8 @@ Routing build_router(LayerBuilder& builder, ValueId normed) {
   ports.set(Port::kBalanceLoss, routed[RouterOutput::kBalanceLoss]);
   ports.set(Port::kZLoss, routed[RouterOutput::kZLoss]);
   ports.set(Port::kScoreMeans, routed[RouterOutput::kScoreMeans]);
+  if (builder.shape.tells_routing)
+    ports.set(Port::kChosenExperts, routed[RouterOutput::kExpertIdx]);
   if (spread) build_spread_balance(builder, routed);
   return {routed[RouterOutput::kProbs], routed[RouterOutput::kExpertIdx]};
 }

@@ -55,6 +55,9 @@ ValueType chosen_numbers(const Context& c) {
 ValueType by_expert(const Context& c) {
   return f32(c.config.moe.num_experts);
 }
+ValueType own_choices(const Context& c) {
+  return {.dtype = DType::kI32, .shape = {own_tokens(c.shape, c.groups), c.config.moe.top_k}};
+}
 ValueType by_head(const Context& c) {
   return f32(attended_heads(c.config, c.groups).count);
 }
@@ -169,6 +172,15 @@ bool in_spread_balance(const Context& c) {
 bool in_shared_capacity(const Context& c) {
   return in_moe(c) && shares_capacity(c.config.moe, c.groups);
 }
+bool in_weighted_head(const Context& c) {
+  return in_head(c) && c.shape.weighted_tokens;
+}
+bool in_replaying_moe(const Context& c) {
+  return in_moe(c) && c.shape.replays_routing;
+}
+bool in_telling_moe(const Context& c) {
+  return in_moe(c) && c.shape.tells_routing;
+}
 bool in_predicting(const Context& c) {
   return in_layers(c) && c.kind.mtp;
 }
@@ -188,6 +200,8 @@ constexpr PortRule kRules[] = {
     {Port::kGatheredLabels, "gathered_labels", kIn, "of the group's tokens", group_ids,
      in_spread_head},
     {Port::kLossScale, "scale", kIn, "factor of the loss", one_f32, in_head},
+    {Port::kTokenWeights, "token_weights", kIn, "factors of own tokens' losses", own_losses,
+     in_weighted_head},
     {Port::kHiddenOut, "hidden_out", kOut, "hidden states of own tokens", hidden_type, in_body},
     {Port::kLoss, "loss", kOut, "scale times the sum over own valid tokens", one_f32, in_head},
     {Port::kTokenLoss, "token_loss", kOut, "of own tokens", own_losses, in_head},
@@ -202,6 +216,8 @@ constexpr PortRule kRules[] = {
      in_spread_balance},
     {Port::kTokenOrder, "token_order", kIn, "of all ranks' tokens (SharedCapacity)", batch_ids,
      in_shared_capacity},
+    {Port::kReplayedExperts, "replayed_experts", kIn,
+     "choices for own tokens; -1: the router's own", own_choices, in_replaying_moe},
     {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_moe},
     {Port::kZLoss, "z_loss", kOut, "mean over own tokens", one_f32, in_moe},
     {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_moe},
@@ -209,6 +225,8 @@ constexpr PortRule kRules[] = {
     {Port::kDropped, "dropped", kOut, "own assignments without room", one_count, in_moe},
     {Port::kCountsSoFar, "counts_so_far", kOut, "the next micro-batch's earlier_counts", by_expert,
      in_globally_balanced},
+    {Port::kChosenExperts, "chosen_experts", kOut, "choices of own tokens", own_choices,
+     in_telling_moe},
     {Port::kStart, "start", kIn, "tokens in the caches", one_i32, in_contiguous},
     {Port::kCacheLength, "cache_length", kIn, "tokens of each sequence, those given now included",
      cache_lengths, in_cached_attention},

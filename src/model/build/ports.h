@@ -24,6 +24,12 @@ struct BatchShape {
   ProductPrecision products = {};
   /// Where positive, layers measure the largest attention logits, exactly those above it (QkClip).
   double qk_clip = 0;
+  /// Tokens' losses count by weights (Port::kTokenWeights): of a policy, or of preferences.
+  bool weighted_tokens = false;
+  /// Routers take choices that are given (Port::kReplayedExperts): of a rollout, say.
+  bool replays_routing = false;
+  /// Routers tell what they chose (Port::kChosenExperts).
+  bool tells_routing = false;
 };
 
 /// Keys and values of earlier tokens, for generation: the layer reads and extends caches of
@@ -72,6 +78,7 @@ enum class Port : uint8_t {
   kLabels,
   kGatheredLabels,
   kLossScale,
+  kTokenWeights,
   kHiddenOut,
   kLoss,
   kTokenLoss,
@@ -82,12 +89,14 @@ enum class Port : uint8_t {
   kEarlierCounts,
   kSegments,
   kTokenOrder,
+  kReplayedExperts,
   kBalanceLoss,
   kZLoss,
   kScoreMeans,
   kCounts,
   kDropped,
   kCountsSoFar,
+  kChosenExperts,
   // Cache.
   kStart,
   kCacheLength,

@@ -97,9 +97,12 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kHiddenOut:
     case Port::kEmbedded:
     case Port::kLabels:
+    case Port::kTokenWeights:
     case Port::kTokenLoss:
     case Port::kLogits:
     case Port::kSegments:
+    case Port::kReplayedExperts:
+    case Port::kChosenExperts:
       return axes.own_tokens();
     case Port::kPositions:
       return groups.policy.replicated_attention ? axes.own_tokens() : group_tokens(axes);

@@ -47,6 +47,7 @@ class ChunkBinder {
   void bind_layer(int64_t idx);
   PortTensors layer_ports(int64_t idx, BoundLayer& layer) const;
   void set_expert_ports(BoundLayer& layer, PortTensors& ports) const;
+  int64_t moe_layers_before(int64_t layer) const;
   PortGradients layer_gradients(int64_t idx) const;
 
   const StagePrograms& programs_;
@@ -74,11 +75,15 @@ BoundChunk ChunkBinder::bind(std::vector<ExpertState>& experts) {
   return std::move(bound_);
 }
 
+int64_t ChunkBinder::moe_layers_before(int64_t layer) const {
+  int64_t count = 0;
+  for (int64_t i = 0; i < layer; ++i) count += programs_.config.is_moe_layer(i) ? 1 : 0;
+  return count;
+}
+
 void ChunkBinder::bind_layers(std::vector<ExpertState>& experts) {
   bound_.layers.resize(chunk_.all_layers());
-  size_t next_experts = 0;
-  for (int64_t layer = 0; layer < chunk_.first_layer; ++layer)
-    next_experts += programs_.config.is_moe_layer(layer) ? 1 : 0;
+  auto next_experts = static_cast<size_t>(moe_layers_before(chunk_.first_layer));
   int64_t next_moe = 0;
   for (int64_t i = 0; i < chunk_.all_layers(); ++i) {
     BoundLayer& layer = bound_.layers[i];
@@ -162,6 +167,8 @@ PortTensors ChunkBinder::layer_ports(int64_t idx, BoundLayer& layer) const {
 
 void ChunkBinder::set_expert_ports(BoundLayer& layer, PortTensors& ports) const {
   memory_.statistics.layer(layer.moe_idx).set_ports(ports);
+  ports.set(Port::kReplayedExperts,
+            memory_.inputs.experts_of(moe_layers_before(chunk_.first_layer) + layer.moe_idx));
   ports.set(Port::kEarlierCounts, layer.experts->earlier_counts);
   // In place: the next micro-batch goes on from there.
   ports.set(Port::kCountsSoFar, layer.experts->earlier_counts);

@@ -49,6 +49,7 @@ struct ForwardPrograms {
                   const Backend& own, const std::optional<CacheShape>& cache,
                   int64_t chosen_rows = 0)
       : config(for_inference(trained)), shape(batch), backend(own) {
+    shape.weighted_tokens = false;  // what is told of a token is its own loss
     embedding_layout = build_embedding(config, shape, single_rank_groups());
     embedding = make_executable(embedding_layout.forward, {});
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
@@ -112,7 +113,9 @@ struct ForwardModel::Impl : ForwardPrograms {
   RecordedPass pass;
   MirroredTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
   MirroredTensor cache_rows, page_table;  // of a paged cache
-  MirroredTensor chosen, rules;
+  MirroredTensor rows_to_choose, rules;
+  MirroredTensor replayed;          // I32 [MoE layers, T, K], where routing is replayed
+  OwnedTensor chosen, host_chosen;  // the same, where it is told
   OwnedTensor streams[2];
   OwnedTensor loss, result;
   std::vector<int64_t> places;  // of the last pass's chosen rows, among those with logits
@@ -141,8 +144,14 @@ struct ForwardModel::Impl : ForwardPrograms {
           MirroredTensor(DType::kI32, {shape.max_sequences, pages_of(cache->capacity())}, device());
     }
     if (chosen_rows > 0) {
-      chosen = MirroredTensor(DType::kI32, {chosen_rows}, device());
+      rows_to_choose = MirroredTensor(DType::kI32, {chosen_rows}, device());
       rules = MirroredTensor(DType::kU8, {chosen_rows, int64_t{sizeof(TokenRule)}}, device());
+    }
+    const Shape choices = {config.num_moe_layers(), shape.num_tokens, config.moe.top_k};
+    if (shape.replays_routing) replayed = MirroredTensor(DType::kI32, choices, device());
+    if (shape.tells_routing) {
+      chosen = OwnedTensor(DType::kI32, choices, "chosen experts", device());
+      if (!device().is_host()) host_chosen = OwnedTensor(DType::kI32, choices, "chosen experts");
     }
     scale = MirroredTensor(DType::kF32, {1}, device());
     *scale.get().as<float>() = 1;
@@ -195,6 +204,15 @@ struct ForwardModel::Impl : ForwardPrograms {
     return copy;
   }
 
+  /// A MoE layer's part of [MoE layers, T, K]; null where that is.
+  Tensor of_layer(const Tensor& all, size_t moe_layer) const {
+    if (!all) return {};
+    const Shape one = {all.shape[1], all.shape[2]};
+    const auto offset =
+        static_cast<int64_t>(moe_layer) * one.num_elements() * dtype_size(all.dtype);
+    return {static_cast<std::byte*>(all.data) + offset, all.dtype, one, all.device};
+  }
+
   void bind(const ParameterSet& parameters, std::vector<ExpertState>& experts) {
     const auto binder = [&](const std::string& prefix) {
       return LayerBinder(parameters, prefix, {transient.data(), transient.data()});
@@ -206,8 +224,11 @@ struct ForwardModel::Impl : ForwardPrograms {
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
       ports.set(Port::kHidden, streams[idx % 2]);
       ports.set(Port::kHiddenOut, streams[(idx + 1) % 2]);
-      if (config.is_moe_layer(idx))
+      if (config.is_moe_layer(idx)) {
+        ports.set(Port::kReplayedExperts, of_layer(replayed, next_experts));
+        ports.set(Port::kChosenExperts, of_layer(chosen.get(), next_experts));
         ports.set(Port::kExpertBias, bias_of(experts.at(next_experts++)));
+      }
       if (cache != nullptr) cache->set_ports(idx, ports);
       const ForwardLayer& layer = layer_of(idx);
       bound_layers.push_back(
@@ -237,7 +258,7 @@ struct ForwardModel::Impl : ForwardPrograms {
     ports.set(Port::kLoss, loss);
     ports.set(Port::kTokenLoss, result);
     ports.set(Port::kLogits, result);
-    ports.set(Port::kChosenRows, chosen);
+    ports.set(Port::kChosenRows, rows_to_choose);
     ports.set(Port::kTokenRules, rules);
     ports.set(Port::kChosenToken, chosen_tokens);
     ports.set(Port::kChosenLogProbability, chosen_log_probabilities);
@@ -249,9 +270,9 @@ struct ForwardModel::Impl : ForwardPrograms {
     places.resize(given.rules.size());
     std::iota(places.begin(), places.end(), 0);
     if (chosen_rows < shape.num_tokens) {
-      const auto all = chosen.get().span<int32_t>();
+      const auto all = rows_to_choose.get().span<int32_t>();
       std::fill(std::ranges::copy(given.chosen_rows, all.begin()).out, all.end(), 0);
-      chosen.upload();
+      rows_to_choose.upload();
       return given.rules;
     }
     std::ranges::copy(given.chosen_rows, places.begin());
@@ -278,7 +299,14 @@ struct ForwardModel::Impl : ForwardPrograms {
   /// The result where the host reads it, after all that was uploaded.
   Tensor run() {
     run_programs();
+    fetch_experts();
     return on_host(result);
+  }
+  /// The experts that were chosen, where they are told.
+  void fetch_experts() const {
+    if (device().is_host() || !shape.tells_routing) return;
+    const Tensor& experts = host_chosen.get();
+    device().copy(experts.data, chosen.get().data, experts.num_bytes());
   }
   Tensor on_host(const Tensor& part) const {
     if (device().is_host()) return part;
@@ -362,7 +390,22 @@ Tensor ForwardModel::run_loss(const MicroBatch& batch) {
   load(batch.labels, impl_->labels);
   load(batch.positions, impl_->positions);
   load(batch.cu_seqlens, impl_->cu_seqlens);
+  if (impl_->shape.replays_routing) {
+    const auto replayed = impl_->replayed.get().span<int32_t>();
+    std::ranges::fill(replayed, -1);
+    if (batch.experts) {
+      ensure(batch.experts.num_elements() == std::ssize(replayed),
+             "ForwardModel: choices of other tokens");
+      std::ranges::copy(batch.experts.span<int32_t>(), replayed.begin());
+    }
+    impl_->replayed.upload();
+  }
   return impl_->run();
+}
+
+Tensor ForwardModel::chosen_experts() const {
+  ensure(impl_->shape.tells_routing, "chosen_experts: the model does not tell them");
+  return impl_->device().is_host() ? impl_->chosen.get() : impl_->host_chosen.get();
 }
 
 Tensor ForwardModel::run_logits(std::span<const int32_t> tokens) {
@@ -416,6 +459,7 @@ ChosenTokens ForwardModel::run_sequences(const SequenceRows& rows) {
   give(impl.place_rules(rows), impl.rules, TokenRule{.given = TokenRule::kNothing});
   impl.run_programs();
   impl.device().synchronize();
+  impl.fetch_experts();
   return impl.take_chosen();
 }
 

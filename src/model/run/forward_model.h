@@ -78,6 +78,9 @@ class ForwardModel {
   /// −log p of each label of packed sequences, F32 [T] (0 where there is none), on the host.
   /// REQUIRES goal kLoss, no cache.
   Tensor run_loss(const MicroBatch& batch);
+  /// The experts that the routers chose in the last run, I32 [MoE layers, T, K], on the host.
+  /// REQUIRES a shape that tells routing.
+  Tensor chosen_experts() const;
   /// Logits [T,V], on the host, of tokens that follow the cache's, which grows by T. REQUIRES goal
   /// kLogits and a cache with room.
   Tensor run_logits(std::span<const int32_t> tokens);

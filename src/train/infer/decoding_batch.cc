@@ -58,6 +58,20 @@ int64_t model_rows(int64_t num_rows, int64_t max_rows) {
   return std::min(between >= num_rows ? between : power, max_rows);
 }
 
+/// [count, MoE layers, K] of [MoE layers, T, K].
+std::vector<int32_t> experts_of_rows(const Tensor& chosen, int64_t first, int64_t count) {
+  const int64_t top_k = chosen.shape[2];
+  const int32_t* const from = chosen.as<int32_t>();
+  std::vector<int32_t> experts;
+  for (int64_t row = first; row < first + count; ++row) {
+    for (int64_t layer = 0; layer < chosen.shape[0]; ++layer) {
+      const int32_t* const own = from + (layer * chosen.shape[1] + row) * top_k;
+      experts.insert(experts.end(), own, own + top_k);
+    }
+  }
+  return experts;
+}
+
 /// Of the ids below `vocab_size`, or of all where that is 0.
 std::vector<GeneratedToken> most_likely(const std::vector<double>& log_probabilities, int64_t count,
                                         int64_t vocab_size) {
@@ -261,7 +275,8 @@ ForwardModel& DecodingBatch::model_for(const SequenceRows& rows) {
     const BatchShape shape{.num_tokens = num_rows,
                            .max_sequences = limits_.max_sequences,
                            .sequence_length = limits_.context,
-                           .dtype = dtype_};
+                           .dtype = dtype_,
+                           .tells_routing = limits_.tells_experts};
     model = std::make_unique<ForwardModel>(config_, shape, ForwardGoal::kTokens, backend_,
                                            parameters_, experts_, &cache_, chosen_rows);
   }
@@ -302,6 +317,11 @@ std::vector<DecodingEvent> DecodingBatch::step() {
     for (size_t i = 0; i < piece.positions.size(); ++i)
       piece.sequence->take(piece.positions[i], std::move(tokens[piece.first_result + i]), event);
     piece.sequence->advance(piece.count, event);
+  }
+  if (limits_.tells_experts) {
+    const Tensor chosen = model.chosen_experts();
+    for (size_t i = 0; i < pieces.size(); ++i)
+      events[i].experts = experts_of_rows(chosen, rows.cu_seqlens[i], pieces[i].count);
   }
   for (const DecodingEvent& event : events) {
     if (event.end != DecodingEnd::kNot) remove(event.sequence);

@@ -18,6 +18,7 @@ struct DecodingLimits {
   int64_t cache_tokens = 0;    ///< of all sequences, in whole pages; 0: max_sequences · context
   /// Tokens of a pass. Prompts are read in pieces beside the tokens that are written.
   int64_t max_rows = 256;
+  bool tells_experts = false;  ///< events tell which experts the tokens read went to
 };
 
 /// Throws UserError for limits out of range.
@@ -44,6 +45,8 @@ struct DecodingEvent {
   std::vector<DecodedToken> prompt;   ///< tokens after the first that were scored
   std::optional<DecodedToken> token;  ///< the next one
   DecodingEnd end = DecodingEnd::kNot;
+  /// [tokens read, MoE layers, K], where DecodingLimits has it; tokens are read in their order.
+  std::vector<int32_t> experts = {};
 };
 
 /// Writes several sequences with a model, one token of each in a pass (continuous batching: Yu et

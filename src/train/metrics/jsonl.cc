@@ -57,6 +57,11 @@ class LineBuilder {
                       {"for_ranks", std::move(for_ranks)}};
     if (!waits->why.empty()) line_["waits"]["why"] = waits->why;
   }
+  void objective(const std::vector<NamedNumber>& numbers) {
+    if (numbers.empty()) return;
+    Json& table = line_["objective"] = Json::object();
+    for (const NamedNumber& number : numbers) table[number.name] = number.value;
+  }
   std::string text() {
     if (!nonfinite_.empty()) line_["nonfinite"] = nonfinite_;
     return line_.dump();
@@ -117,6 +122,19 @@ class LineReader {
                         number_in(entry, "nonfinite")});
     }
     return layers;
+  }
+  std::vector<NamedNumber> objective() const {
+    std::vector<NamedNumber> numbers;
+    const auto found = line_.find("objective");
+    if (found == line_.end()) return numbers;
+    require(found->is_object(), "'objective' must be a table, found {}", found->type_name());
+    for (const auto& [name, value] : found->items()) {
+      require(value.is_number() || value.is_null(), "'objective' must hold numbers, found {}",
+              value.type_name());
+      constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+      numbers.push_back({name, value.is_null() ? kNone : value.get<double>()});
+    }
+    return numbers;
   }
   std::optional<TracedWaits> waits() const {
     const auto found = line_.find("waits");
@@ -207,6 +225,7 @@ StepRecord read_step(const LineReader& line) {
   record.saturated = line.optional_number("saturated");
   record.roundings = line.roundings();
   record.waits = line.waits();
+  record.objective = line.objective();
   return record;
 }
 
@@ -303,6 +322,7 @@ std::string to_json_line(const StepRecord& record) {
   line.number("saturated", record.saturated);
   line.roundings(record.roundings);
   line.waits(record.waits);
+  line.objective(record.objective);
   return line.text();
 }
 

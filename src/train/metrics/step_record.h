@@ -43,6 +43,13 @@ struct TracedWaits {
   bool operator==(const TracedWaits&) const = default;
 };
 
+/// A number that an objective beyond the next token tells of a step.
+struct NamedNumber {
+  std::string name;
+  double value = 0.0;
+  bool operator==(const NamedNumber&) const = default;
+};
+
 /// What one training step did. A value that is not measured stays empty.
 struct StepRecord {
   int64_t step = 0;         ///< steps done including this one: the first is 1
@@ -76,6 +83,7 @@ struct StepRecord {
   std::optional<double> saturated;  ///< the largest of all layers; empty: no delayed scales
   std::vector<LayerRoundings> roundings;  ///< of layers with any such values
   std::optional<TracedWaits> waits;       ///< of the last step of a trace, for all of them
+  std::vector<NamedNumber> objective;     ///< empty: the next token alone
 
   bool is_finite() const { return std::isfinite(loss) && std::isfinite(grad_norm); }
   double tflops() const { return step_seconds > 0.0 ? model_flops / step_seconds / 1e12 : 0.0; }

@@ -69,9 +69,10 @@ class TrainLoop {
   }
 
   /// One step and what is due after it, between begin() and end().
-  StepRecord step() {
+  StepRecord step(std::vector<NamedNumber> objective) {
     StepRecord record;
     guard([&] {
+      objective_ = std::move(objective);
       if (keeper_.agree(0) == RunEvent::kSaveAgain) save_again();
       record = run_step();
       saver_.go_on();
@@ -95,6 +96,10 @@ class TrainLoop {
       show_traffic();
     });
     close();
+  }
+
+  void note(const std::string& text) {
+    if (writer_ != nullptr) writer_->note(text);
   }
 
  private:
@@ -154,10 +159,6 @@ class TrainLoop {
     if (trainer_.layout().num_ranks() == 1 || traffic_.num_steps() == 0) return;
     const auto totals = sum_over_ranks(traffic_, *trainer_.layout().world);
     note(describe_traffic(totals, traffic_.num_steps()));
-  }
-
-  void note(const std::string& text) {
-    if (writer_ != nullptr) writer_->note(text);
   }
 
   /// For a run that fails on all ranks alike, whose last save may be under way.
@@ -337,6 +338,7 @@ class TrainLoop {
     add_expert_record(outcome, record);
     add_roundings(outcome.roundings, record);
     record.waits = std::exchange(waits_, std::nullopt);
+    add_objective(record);
     return record;
   }
 
@@ -345,6 +347,15 @@ class TrainLoop {
     record.balance_loss = outcome.balance_loss;
     if (settings_.model.moe.z_loss_coefficient > 0) record.z_loss = outcome.z_loss;
     record.expert_load = list_expert_loads();
+  }
+
+  /// The sum that a step lowers is an objective's loss in its gradient alone.
+  void add_objective(StepRecord& record) {
+    record.objective = std::exchange(objective_, {});
+    const auto loss = std::ranges::find(record.objective, "loss", &NamedNumber::name);
+    if (loss == record.objective.end()) return;
+    record.loss = loss->value;
+    record.objective.erase(loss);
   }
 
   /// Of the last step.
@@ -375,7 +386,8 @@ class TrainLoop {
   int64_t most_memory_ = 0;
   bool noted_zero_gradient_ = false;
   std::optional<TraceRecorder> trace_;
-  std::optional<TracedWaits> waits_;  ///< of a trace, until they are recorded
+  std::vector<NamedNumber> objective_;  ///< of the step under way
+  std::optional<TracedWaits> waits_;    ///< of a trace, until they are recorded
 };
 
 }  // namespace
@@ -459,9 +471,13 @@ bool TrainingRun::has_ended() const {
   return !parts_->loop.has_value();
 }
 
-StepRecord TrainingRun::step() {
+StepRecord TrainingRun::step(std::vector<NamedNumber> objective) {
   require(!is_done(), "all {} steps of train.steps are done", parts_->trainer->position().step);
-  return parts_->act([](TrainLoop& loop) { return loop.step(); });
+  return parts_->act([&](TrainLoop& loop) { return loop.step(std::move(objective)); });
+}
+
+void TrainingRun::note(const std::string& text) {
+  parts_->act([&](TrainLoop& loop) { loop.note(text); });
 }
 
 double TrainingRun::validate() {

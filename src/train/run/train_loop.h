@@ -4,6 +4,7 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "core/process/progress.h"
@@ -46,7 +47,9 @@ class TrainingRun {
   bool has_ended() const;
   /// The next step and what is due after it; with the validation loss where that was due. Throws
   /// UserError where all steps are done.
-  StepRecord step();
+  StepRecord step() { return step({}); }
+  /// The same, recorded with what the objective tells of it; what it calls "loss" is the step's.
+  StepRecord step(std::vector<NamedNumber> objective);
   /// Validates now, and records it. NaN where no data is held out.
   double validate();
   /// Returns when the state as it is now is a checkpoint on the disk.
@@ -56,6 +59,8 @@ class TrainingRun {
   void end();
   /// All steps that are left, and the end; a signal ends it earlier, after a save.
   void run();
+  /// Prints and records a line between steps; rank 0's counts.
+  void note(const std::string& text);
   /// Empty where none is written.
   std::filesystem::path report_path() const;
 

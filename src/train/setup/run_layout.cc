@@ -75,12 +75,15 @@ BatchShape batch_shape(const Settings& settings) {
   products.keeps_copies = settings.precision.weight_copies &&
                           settings.train.num_micro_batches() > 1 &&
                           settings.shard.scope != ShardScope::kFull;
-  return {.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
-          .max_sequences = settings.train.micro_batch,
-          .sequence_length = settings.data.sequence_length,
-          .dtype = settings.train.dtype(),
-          .products = products,
-          .qk_clip = settings.qk_clip};
+  return {
+      .num_tokens = settings.train.micro_batch * settings.data.sequence_length,
+      .max_sequences = settings.train.micro_batch,
+      .sequence_length = settings.data.sequence_length,
+      .dtype = settings.train.dtype(),
+      .products = products,
+      .qk_clip = settings.qk_clip,
+      .weighted_tokens = settings.train.objective != Objective::kNextToken,
+      .replays_routing = settings.train.objective == Objective::kGrpo && settings.rl.router_replay};
 }
 
 }  // namespace tessera

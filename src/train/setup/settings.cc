@@ -174,6 +174,37 @@ void validate_optimizer(const Settings& settings) {
   refuse(muon.ns_steps != plain.ns_steps, "optim.muon_ns_steps");
 }
 
+void validate_dpo(const Settings& settings) {
+  require(!settings.dpo.pairs.empty(),
+          "no pairs: set dpo.pairs to a file of JSON lines with prompt, chosen and rejected");
+  require(settings.train.global_batch % 2 == 0,
+          "train.global_batch is {}; with dpo it must be even, since each pair is two sequences",
+          settings.train.global_batch);
+}
+
+void validate_rl(const Settings& settings) {
+  const RlSettings& rl = settings.rl;
+  const TrainSettings& train = settings.train;
+  require(train.global_batch % rl.group_size == 0,
+          "train.global_batch is {}, of answers; it must be a multiple of rl.group_size {}, the "
+          "answers to each prompt",
+          train.global_batch, rl.group_size);
+  require(rl.max_tokens < settings.data.sequence_length,
+          "rl.max_tokens is {}, but a prompt and its answer must fit in data.sequence_length {}",
+          rl.max_tokens, settings.data.sequence_length);
+  require(rl.prompts.empty() || !rl.reward_command.empty(),
+          "rl.prompts is {}, but nothing says what answers to them are worth; set "
+          "rl.reward_command",
+          rl.prompts);
+  require(
+      train.steps % rl.updates == 0 && settings.run.checkpoint_interval % rl.updates == 0,
+      "rl.updates is {}; train.steps {} and run.checkpoint_interval {} must be multiples, since "
+      "a run continues with a new rollout",
+      rl.updates, train.steps, settings.run.checkpoint_interval);
+  require(!rl.router_replay || settings.model.moe.num_experts > 0,
+          "rl.router_replay is set, but the model has no experts; leave it out");
+}
+
 /// What needs all gradients of a step at a time cannot be had where they are released.
 void validate_release(const Settings& settings) {
   if (!settings.shard.release_gradients) return;
@@ -250,6 +281,25 @@ void validate_gradients(const Settings& settings) {
       "no gradients of layers; leave one of them out");
 }
 
+/// The step that a token's loss is weighted in must be the one whose probabilities were found.
+void validate_objective(const Settings& settings) {
+  const Objective objective = settings.train.objective;
+  if (objective == Objective::kNextToken) return validate_data(settings.data);
+  const std::string_view name = objective == Objective::kDpo ? "dpo" : "grpo";
+  const auto refuse = [&](bool is_set, std::string_view key, std::string_view why) {
+    require(!is_set, "{} is set, but train.objective is \"{}\", {}; leave it out", key, name, why);
+  };
+  const DataSettings& data = settings.data;
+  refuse(!data.text.empty(), "data.text", "which has data of its own");
+  refuse(!data.blend.empty(), "data.blend", "which has data of its own");
+  refuse(settings.model.mtp_layers > 0, "model.mtp_layers",
+         "which says nothing of tokens further on");
+  refuse(settings.model.moe.num_experts > 0 && settings.model.moe.capacity_factor > 0,
+         "moe.capacity_factor", "for which tokens' probabilities are found without dropping any");
+  if (objective == Objective::kDpo) validate_dpo(settings);
+  if (objective == Objective::kGrpo) validate_rl(settings);
+}
+
 void validate(const Settings& settings) {
   const TrainSettings& train = settings.train;
   require(train.global_batch % train.micro_batch == 0,
@@ -258,7 +308,7 @@ void validate(const Settings& settings) {
           (train.global_batch / train.micro_batch + 1) * train.micro_batch);
   train.saved_policy();
   train.parse_memory_limit();
-  validate_data(settings.data);
+  validate_objective(settings);
   require(!settings.run.folder.empty(), "run.folder is empty");
   require(!settings.peer.copy || settings.peer.folder.starts_with('/'),
           "checkpoint.peer_folder is \"{}\"; it must be an absolute path, since each machine has "

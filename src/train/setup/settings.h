@@ -19,6 +19,7 @@
 #include "optim/sharded/sharded_optimizer.h"
 #include "parallel/options.h"
 #include "tokenizer/tokenizer.h"
+#include "train/setup/objective.h"
 
 namespace tessera {
 
@@ -98,6 +99,7 @@ inline constexpr std::string_view kAsBuilt = "as_built";
 inline constexpr std::string_view kDeviceHardware = "auto";
 
 struct TrainSettings {
+  Objective objective = Objective::kNextToken;
   int64_t steps = 1000;
   int64_t micro_batch = 8;   ///< sequences that pass at once
   int64_t global_batch = 8;  ///< sequences of a step
@@ -180,6 +182,8 @@ struct Settings {
   ModelConfig model;
   TrainSettings train;
   PrecisionSettings precision;
+  DpoSettings dpo;
+  RlSettings rl;
   OptimizerKind optimizer_kind = OptimizerKind::kAdamW;
   OptimizerOptions optimizer;
   double qk_clip = 0;  ///< what attention logits may be at most (QkClip); 0: anything

@@ -116,6 +116,10 @@ void add_data_options(ConfigSchema& schema, DataSettings& data) {
 }
 
 void add_train_options(ConfigSchema& schema, TrainSettings& train) {
+  schema.add_enum(
+      "train.objective", &train.objective,
+      {{"next_token", Objective::kNextToken}, {"dpo", Objective::kDpo}, {"grpo", Objective::kGrpo}},
+      "What is trained for; `tessera dpo` and `tessera rl` set the latter two");
   schema.add("train.steps", &train.steps, "Optimizer steps", between(1, kMaxSteps));
   schema.add("train.micro_batch", &train.micro_batch, "Sequences of one forward and backward pass",
              between(1, kMaxSequences));
@@ -161,6 +165,58 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
              "Steps between validations; 0: only at the end", between(0, kMaxSteps));
   schema.add("train.validation_batches", &train.validation_batches,
              "Micro-batches of a validation; 0: all", between(0, kMaxSteps));
+}
+
+void add_dpo_options(ConfigSchema& schema, DpoSettings& dpo) {
+  schema.add(
+      "dpo.pairs", &dpo.pairs,
+      "For `tessera dpo`: JSON lines of {\"prompt\": ..., \"chosen\": ..., \"rejected\": ...}");
+  schema.add("dpo.beta", &dpo.beta,
+             "How strongly DPO holds the model to the one that it starts from", above(0));
+}
+
+void add_rl_options(ConfigSchema& schema, RlSettings& rl) {
+  schema.add_choice(
+      "rl.task", &rl.task, {"arithmetic", "copy", "digits"},
+      "For `tessera rl`: a task with prompts and rewards of its own; arithmetic: sums "
+      "of two numbers; copy: the prompt's letters again; digits: as many digits as "
+      "possible");
+  schema.add(
+      "rl.prompts", &rl.prompts,
+      "Instead of a task's prompts: JSON lines of {\"prompt\": ...}, whatever else a line has "
+      "being for rl.reward_command");
+  schema.add("rl.reward_command", &rl.reward_command,
+             "Instead of a task's rewards: a command that is given JSON lines of prompt and "
+             "completion, and answers a number a line");
+  schema.add("rl.reward_timeout", &rl.reward_timeout, "Seconds that it may take for a rollout",
+             above(0));
+  schema.add("rl.group_size", &rl.group_size,
+             "Answers to each prompt, whose rewards are compared; of train.global_batch answers",
+             between(2, kMaxSequences));
+  schema.add("rl.max_tokens", &rl.max_tokens, "Tokens of an answer, at most",
+             between(1, kMaxLength));
+  schema.add("rl.temperature", &rl.temperature, "Of the answers' tokens; 1: as the model has them",
+             above(0));
+  schema.add("rl.clip_low", &rl.clip_low,
+             "A token that has become less likely than 1 minus this, relative to when it was "
+             "written, is pushed down no further",
+             between(0, 1));
+  schema.add("rl.clip_high", &rl.clip_high,
+             "A token that has become likelier than 1 plus this is pushed up no further",
+             at_least(0));
+  schema.add("rl.kl_coefficient", &rl.kl_coefficient,
+             "Weight of the divergence (k3) from the model that the run starts from; 0: none, and "
+             "no memory for that model",
+             at_least(0));
+  schema.add("rl.updates", &rl.updates, "Steps on each rollout (GRPO's mu)", between(1, kMaxSteps));
+  schema.add_enum("rl.advantage", &rl.advantage,
+                  {{"grpo", AdvantageKind::kGrpo}, {"dr_grpo", AdvantageKind::kDrGrpo}},
+                  "Reward minus the group's mean, divided by its standard deviation (grpo) or not");
+  schema.add_enum("rl.average", &rl.average,
+                  {{"tokens", LossAverage::kTokens}, {"sequences", LossAverage::kSequences}},
+                  "Whether each token of the step counts alike, or each answer");
+  schema.add("rl.router_replay", &rl.router_replay,
+             "Train with the experts that tokens went to while they were written");
 }
 
 void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
@@ -315,6 +371,8 @@ ConfigSchema make_schema(Settings& settings) {
   add_model_options(schema, settings.model);
   add_data_options(schema, settings.data);
   add_train_options(schema, settings.train);
+  add_dpo_options(schema, settings.dpo);
+  add_rl_options(schema, settings.rl);
   add_precision_options(schema, settings.precision);
   add_optimizer_options(schema, settings);
   add_muon_options(schema, settings.optimizer.muon);

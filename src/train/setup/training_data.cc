@@ -12,6 +12,17 @@ Tensor view_ids(std::vector<int32_t>& ids) {
   return view(std::span(ids), {static_cast<int64_t>(ids.size())});
 }
 
+Tensor view_weights(Batch& batch) {
+  if (batch.weights.empty()) return {};
+  return view(std::span(batch.weights), {std::ssize(batch.weights)});
+}
+
+/// The layers and choices of a token are for the model to tell apart.
+Tensor view_experts(Batch& batch) {
+  if (batch.experts.empty()) return {};
+  return view(std::span(batch.experts), {std::ssize(batch.experts)});
+}
+
 SamplerConfig sampler_config(const Settings& settings) {
   return {.sequence_length = settings.data.sequence_length,
           .micro_batch_size = settings.train.micro_batch,
@@ -162,12 +173,20 @@ void check_given_batches(const std::vector<Batch>& batches, int64_t num_micro_ba
             "a micro-batch has at most {} stretches, found {}; data.split_documents = true allows "
             "more",
             shape.max_sequences, std::ssize(batch.cu_seqlens) - 1);
+    require(batch.weights.empty() ||
+                (shape.weighted_tokens && std::ssize(batch.weights) == shape.num_tokens),
+            "a micro-batch has {} weights of tokens; it must have {} with train.objective other "
+            "than \"next_token\", and none with that",
+            batch.weights.size(), shape.num_tokens);
+    require(batch.experts.empty() || shape.replays_routing,
+            "a micro-batch names its tokens' experts, but the model was not built to be told "
+            "(rl.router_replay)");
   }
 }
 
 MicroBatch view_batch(Batch& batch) {
-  return {view_ids(batch.tokens), view_ids(batch.labels), view_ids(batch.positions),
-          view_ids(batch.cu_seqlens)};
+  return {view_ids(batch.tokens),     view_ids(batch.labels), view_ids(batch.positions),
+          view_ids(batch.cu_seqlens), view_weights(batch),    view_experts(batch)};
 }
 
 }  // namespace tessera
