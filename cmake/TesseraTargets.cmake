@@ -174,7 +174,7 @@ set(TESSERA_SHARDS_train_test 4)
 
 # Tiny models wait for threads more than they compute, so what stands above the operators is tested on one; threads in
 # kernels are tested where the kernels are, and in the programs that cli_test starts.
-set(TESSERA_ONE_THREAD hf_test model_test train_test)
+set(TESSERA_ONE_THREAD hf_test model_test train_test tune_test)
 
 function(tessera_add_test name labels)
   set(environment "")

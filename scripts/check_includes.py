@@ -59,7 +59,7 @@ LAYERS = [
     "train/plan train/infer",
     "train/trainer",
     "train/run",
-    "train/verify",
+    "train/verify train/tune",
     "train/bench",
     "serve",
     "cli",

@@ -127,7 +127,7 @@ def check_configuration(program, words, folder, document, line):
 
 def shortened(words):
     """The command with less to do where it trains."""
-    trains = words[0] == "train" and not {"--print-config", "--help"} & set(words)
+    trains = words[0] in ("train", "dpo", "rl") and not {"--print-config", "--help"} & set(words)
     return words + FEW_STEPS if trains else words
 
 
@@ -183,6 +183,8 @@ def make_inputs(folder):
         '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n')
     (folder / "questions.jsonl").write_text('{"context": "the lord", "choices": [" said", " israel"], "answer": 0}\n')
     (folder / "prompts.jsonl").write_text('"and the"\n{"prompt": "the lord"}\n')
+    (folder / "pairs.jsonl").write_text('{"prompt": "Who?", "chosen": " Moses.", "rejected": " Me."}\n' * 3)
+    (folder / "chat_prompts.jsonl").write_text('{"prompt": "Who?", "solution": "Moses"}\n')
     shutil.copy(ROOT / "tests/data/tokenizers/gpt2_bytelevel.json", folder / "tokenizer.json")
     shutil.copytree(ROOT / "configs", folder / "configs")
 

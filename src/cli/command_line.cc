@@ -47,6 +47,8 @@ std::vector<std::string> without_ranks(int argc, char** argv) {
 
 struct AllArguments {
   TrainArguments train;
+  TrainArguments dpo;
+  TrainArguments rl;
   VerifyArguments verify;
   EvalArguments eval;
   GenerateArguments generate;
@@ -71,6 +73,10 @@ std::vector<Command> add_commands(CLI::App& app, AllArguments& all, StandardOutp
   return {
       {add_train(app, all.train), &all.train.config, true,
        [&] { return run_train(all.train, output); }},
+      {add_dpo(app, all.dpo), &all.dpo.config, true,
+       [&] { return run_tune(all.dpo, Objective::kDpo, output); }},
+      {add_rl(app, all.rl), &all.rl.config, true,
+       [&] { return run_tune(all.rl, Objective::kGrpo, output); }},
       {add_verify(app, all.verify), &all.verify.config, true,
        [&] { return run_verify(all.verify, std::cout); }},
       {add_eval(app, all.eval), nullptr, true, [&] { return run_eval(all.eval); }},

@@ -178,6 +178,8 @@ int run_command_line(int argc, char** argv, StandardOutput& output);
 /// Each runs one subcommand and returns the exit code; what the user did wrong is thrown as
 /// UserError.
 int run_train(const TrainArguments& arguments, StandardOutput& output);
+/// The same of preferences (`dpo`) and of rewards (`rl`).
+int run_tune(const TrainArguments& arguments, Objective objective, StandardOutput& output);
 /// For `train` on a rank whose command line or configuration cannot be used: tells the other ranks,
 /// so that all end at once with one message, and returns the exit code. Throws UserError with `why`
 /// where there are no others.

@@ -35,6 +35,34 @@ CLI::App* add_train(CLI::App& app, TrainArguments& train) {
   return command;
 }
 
+namespace {
+
+CLI::App* add_tuning(CLI::App& app, const char* name, const char* what, TrainArguments& train) {
+  CLI::App* command = app.add_subcommand(name, what);
+  add_config(*command, train.config);
+  command->add_flag("--print-config", train.print_config,
+                    "Print each resolved value and its origin, then stop");
+  command->add_flag("--json", train.json, "With --print-config: as JSON");
+  return command;
+}
+
+}  // namespace
+
+CLI::App* add_dpo(CLI::App& app, TrainArguments& dpo) {
+  return add_tuning(app, "dpo",
+                    "Train a model on pairs of answers, of which one is preferred (DPO); the same "
+                    "command continues a stopped run",
+                    dpo);
+}
+
+CLI::App* add_rl(CLI::App& app, TrainArguments& rl) {
+  return add_tuning(
+      app, "rl",
+      "Train a model on rewards of its own answers (GRPO); the same command continues "
+      "a stopped run",
+      rl);
+}
+
 CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
   CLI::App* command = app.add_subcommand(
       "verify",

@@ -19,6 +19,8 @@ inline constexpr double kManyTokens = std::numeric_limits<int32_t>::max();
 /// Each adds a subcommand to the program whose options are read into the arguments, which must
 /// outlive it. These take a configuration, "[CONFIG] [--section.key=value ...]", too:
 CLI::App* add_train(CLI::App& app, TrainArguments& train);
+CLI::App* add_dpo(CLI::App& app, TrainArguments& dpo);
+CLI::App* add_rl(CLI::App& app, TrainArguments& rl);
 CLI::App* add_verify(CLI::App& app, VerifyArguments& verify);
 CLI::App* add_bench(CLI::App& app, BenchArguments& bench);
 CLI::App* add_plan(CLI::App& app, PlanArguments& plan);

@@ -64,6 +64,14 @@ RankStatement make_statement(const ConfigSchema& schema, const Settings& setting
   return statement;
 }
 
+void require_next_token(const Settings& settings) {
+  const Objective objective = settings.train.objective;
+  if (objective == Objective::kNextToken) return;
+  user_error("train.objective is \"{}\"; `tessera {}` trains for it",
+             objective == Objective::kDpo ? "dpo" : "grpo",
+             objective == Objective::kDpo ? "dpo" : "rl");
+}
+
 /// Trains alone, or as one of the ranks that are there.
 int start_training(const ConfigSchema& schema, const Settings& settings,
                    const TrainArguments& arguments) {
@@ -112,6 +120,7 @@ int run_train(const TrainArguments& arguments, StandardOutput& output) {
       std::cout << (arguments.json ? schema.to_json() + "\n" : schema.to_toml());
       return 0;
     }
+    require_next_token(settings);
     // What is printed is worth less than the run.
     output.keep_going("; training goes on, and metrics.jsonl in the run's folder has each step");
     if (arguments.ranks > 0) return start_ranks(settings, arguments);

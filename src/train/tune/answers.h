@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "data/sampler.h"
+#include "model/run/forward_model.h"
+#include "tokenizer/tokenizer.h"
+#include "train/infer/loaded_model.h"
+#include "train/trainer/trainer.h"
+
+namespace tessera {
+
+/// A prompt and an answer to it, of which the answer is learned from.
+struct Answer {
+  std::vector<int32_t> tokens;  ///< of both
+  int64_t first = 0;            ///< the answer's first among them, at least 1
+  std::vector<int32_t> experts =
+      {};  ///< [tokens - 1, MoE layers, K]; empty: the routers' own choice
+
+  int64_t num_tokens() const { return std::ssize(tokens) - first; }
+};
+
+/// The ids of a prompt; an empty one is that of a new document.
+std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt);
+
+/// Log-probabilities of answers under some weights, found by forward passes of the shape of the
+/// training's micro-batches. All that it is given must outlive it.
+class AnswerScorer {
+ public:
+  AnswerScorer(const ModelConfig& config, const BatchShape& shape, const Backend& backend,
+               ParameterSet& parameters, std::vector<ExpertState>& experts)
+      : model_(config, shape, ForwardGoal::kLoss, backend, parameters, experts) {}
+
+  /// log p of each label, F32 [T], and 0 where there is none.
+  std::vector<float> score(Batch& batch);
+
+ private:
+  ForwardModel model_;
+};
+
+/// The answers of a step as its micro-batches: each in a row of its own of data.sequence_length
+/// tokens, the rest of which is padded.
+class AnswerBatches {
+ public:
+  /// Throws UserError for an answer that is longer than a row.
+  AnswerBatches(const Settings& settings, int32_t padding, std::vector<Answer> answers);
+
+  const std::vector<Answer>& answers() const { return answers_; }
+  /// By answer and token of it.
+  std::vector<std::vector<double>> score(AnswerScorer& scorer);
+  /// The batches with these weights, by answer and token of it.
+  std::vector<Batch> weigh(const std::vector<std::vector<float>>& weights) const;
+
+ private:
+  void add_row(size_t idx, int32_t padding);
+  void add_experts(int64_t micro_batch);
+  /// Where the label of an answer's first token is: {micro-batch, place in it}.
+  std::pair<int64_t, int64_t> place_of(size_t idx) const;
+
+  int64_t length_;  ///< of a row
+  int64_t rows_;    ///< of a micro-batch
+  int64_t moe_layers_, top_k_;
+  std::vector<Answer> answers_;
+  std::vector<Batch> batches_;
+};
+
+/// The model that a run starts from, whatever it has become since.
+class ReferenceModel {
+ public:
+  /// Loads run.init_from, or makes the weights that run.seed gives. The trainer must outlive it.
+  explicit ReferenceModel(const Trainer& trainer);
+  AnswerScorer& scorer() { return *scorer_; }
+
+ private:
+  std::unique_ptr<LoadedModel> model_;
+  std::optional<AnswerScorer> scorer_;
+};
+
+/// The scorer of the weights as they are in training.
+AnswerScorer score_trainer(Trainer& trainer);
+
+/// Throws UserError where there are several ranks: what answers are trained on is found on one.
+void require_one_rank(const World& world, std::string_view command);
+
+}  // namespace tessera

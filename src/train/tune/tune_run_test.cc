@@ -1,0 +1,346 @@
+#include "train/tune/tune_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "comm/thread/thread_world.h"
+#include "core/file/file.h"
+#include "train/metrics/jsonl.h"
+#include "train/run/run_record.h"
+#include "train/testing/tiny_run.h"
+#include "train/tune/policy.h"
+#include "train/tune/rollout.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::vector<float>> no_weights(const Rollout& rollout) {
+  std::vector<std::vector<float>> weights;
+  for (const Answer& answer : rollout.answers)
+    weights.emplace_back(static_cast<size_t>(answer.num_tokens()));
+  return weights;
+}
+
+/// A tiny model without data, and runs of it.
+class TuneRun : public ::testing::Test {
+ protected:
+  Settings settings(const std::string& run) const {
+    Settings settings = testing::tiny_settings(folder_);
+    settings.data.text.clear();
+    settings.data.sequence_length = 24;
+    settings.model.moe.balance_coefficient = 0;
+    settings.run.folder = folder_.file(run);
+    settings.run.report = settings.run.tensorboard = false;
+    settings.train.validation_interval = 0;
+    settings.schedule.warmup_steps = 0;
+    return settings;
+  }
+  Settings rl_settings(const std::string& run) const {
+    Settings own = settings(run);
+    own.train.objective = Objective::kGrpo;
+    own.rl.task = "digits";
+    own.rl.max_tokens = 8;
+    own.rl.group_size = 4;
+    own.train.micro_batch = 4;
+    own.train.global_batch = 8;
+    own.train.steps = own.schedule.num_steps = 4;
+    return own;
+  }
+  Settings dpo_settings(const std::string& run) const {
+    Settings own = settings(run);
+    own.train.objective = Objective::kDpo;
+    own.dpo.pairs = folder_.file("pairs.jsonl");
+    std::ofstream file(own.dpo.pairs);
+    for (const char* prompt : {"one", "two", "three", ""})
+      file << "{\"prompt\": \"" << prompt << "\", \"chosen\": \"yes\", \"rejected\": \"no no\"}\n";
+    return own;
+  }
+
+  TrainRequest request(Settings settings) const {
+    TrainRequest request{
+        .settings = std::move(settings), .config_toml = "", .terminal = {}, .given_batches = true};
+    request.config_toml = make_schema(request.settings).to_toml();
+    return request;
+  }
+  /// The steps' records of a whole run.
+  std::vector<StepRecord> run(const Settings& settings) {
+    const auto tune =
+        settings.train.objective == Objective::kDpo ? train_on_preferences : train_on_rewards;
+    tune(request(settings), *world_, out_);
+    std::vector<StepRecord> records;
+    const MetricsVisitor visitor{.step = [&](const StepRecord& r) { records.push_back(r); }};
+    read_metrics(settings.run.folder + "/metrics.jsonl", visitor);
+    return records;
+  }
+  std::string refusal(const Settings& settings) {
+    try {
+      run(settings);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "nothing was refused";
+  }
+  std::unique_ptr<Trainer> open(Settings settings) const {
+    TrainingData data = prepare_without_data(settings);
+    auto trainer = std::make_unique<Trainer>(std::move(settings), std::move(data));
+    trainer->resume("");
+    return trainer;
+  }
+  static double number(const StepRecord& record, const std::string& name) {
+    for (const NamedNumber& one : record.objective) {
+      if (one.name == name) return one.value;
+    }
+    ADD_FAILURE() << "no " << name;
+    return 0;
+  }
+
+  testing::TemporaryFolder folder_;
+  std::unique_ptr<World> world_ = make_single_world();
+  std::ostringstream out_;
+};
+
+TEST_F(TuneRun, RewardsRise) {
+  Settings own = rl_settings("rises");
+  own.train.global_batch = 32;
+  own.train.micro_batch = 16;
+  own.rl.group_size = 16;
+  own.train.steps = own.schedule.num_steps = 25;
+  own.schedule.kind = ScheduleKind::kConstant;
+  own.run.checkpoint_interval = 0;
+  const auto records = run(own);
+  ASSERT_EQ(records.size(), 25U);
+  EXPECT_LT(number(records.front(), "reward_mean"), 0.2);
+  EXPECT_GT(number(records.back(), "reward_mean"), 0.7) << out_.str();
+  for (const StepRecord& record : records)
+    EXPECT_LT(number(record, "generator_error"), 1e-4) << record.step;
+}
+
+/// Replayed routing: the trainer's log-probabilities are the generator's.
+TEST_F(TuneRun, ReplaysTheGeneratorsRouting) {
+  Settings own = rl_settings("replays");
+  own.rl.router_replay = true;
+  for (const StepRecord& record : run(own))
+    EXPECT_LT(number(record, "generator_error"), 1e-5) << record.step;
+
+  own.run.folder = folder_.file("experts");
+  const auto trainer = open(own);
+  Rollout rollout = RolloutWriter(*trainer).write(3);
+  const size_t of_token = 2 * 2;  // MoE layers, experts of a token
+  for (const Answer& answer : rollout.answers)
+    EXPECT_EQ(answer.experts.size(), (answer.tokens.size() - 1) * of_token);
+  AnswerBatches batches(own, 0, rollout.answers);
+  BatchShape shape = trainer->model().batch_shape();
+  shape.tells_routing = true;
+  ForwardModel model(trainer->settings().model, shape, ForwardGoal::kLoss, trainer->backend(),
+                     trainer->state().parameters(), trainer->state().experts());
+  for (Batch& batch : batches.weigh(no_weights(rollout))) {
+    for (const bool is_other : {false, true}) {
+      if (is_other) {
+        for (int32_t& expert : batch.experts) expert = expert < 0 ? expert : (expert + 1) % 4;
+      }
+      model.run_loss(view_batch(batch));
+      const auto chosen = model.chosen_experts().span<int32_t>();
+      int64_t given = 0;
+      for (size_t i = 0; i < batch.experts.size(); ++i) {
+        if (batch.experts[i] < 0) continue;
+        ++given;
+        EXPECT_EQ(chosen[i], batch.experts[i]);
+      }
+      EXPECT_GT(given, 100);
+    }
+  }
+}
+
+TEST_F(TuneRun, ContinuesWithTheSameBits) {
+  for (const bool is_dpo : {false, true}) {
+    Settings own = is_dpo ? dpo_settings("dpo") : rl_settings("rl");
+    own.train.steps = own.schedule.num_steps = 4;
+    own.run.checkpoint_interval = 2;
+    own.run.keep_last = 0;
+    if (!is_dpo) {
+      own.rl.updates = 2;
+      own.rl.kl_coefficient = 0.1;
+    }
+    const auto whole = run(own);
+    const std::filesystem::path last =
+        std::filesystem::path(own.run.folder) / "checkpoints" / "step-00000004";
+    const auto files_of = [&] {
+      std::map<std::string, std::string> files;
+      for (const auto& entry : std::filesystem::directory_iterator(last)) {
+        if (entry.path().extension() == ".safetensors")
+          files[entry.path().filename().string()] = read_text_file(entry.path().string());
+      }
+      return files;
+    };
+    const auto expected = files_of();
+    ASSERT_FALSE(expected.empty());
+    std::filesystem::remove_all(last);
+    const auto again = run(own);
+    EXPECT_TRUE(files_of() == expected);
+    ASSERT_EQ(again.size(), whole.size());
+    for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(again[i].loss, whole[i].loss);
+  }
+}
+
+TEST_F(TuneRun, PreferencesAreLearned) {
+  Settings own = dpo_settings("learns");
+  own.train.steps = own.schedule.num_steps = 12;
+  const auto records = run(own);
+  EXPECT_NEAR(records.front().loss, std::log(2.0), 1e-6);
+  EXPECT_LT(records.back().loss, 0.3);
+  EXPECT_EQ(number(records.back(), "accuracy"), 1);
+  EXPECT_GT(number(records.back(), "margin"), 1);
+}
+
+/// The step's gradient is that of equation 7 over the forward pass's log-probabilities: along it,
+/// the loss changes by its norm.
+TEST_F(TuneRun, PreferenceGradientsAgreeWithFiniteDifferences) {
+  Settings own = dpo_settings("slopes");
+  own.schedule.peak_lr = 1e-30;
+  own.train.max_grad_norm = 0;
+  own.optimizer.weight_decay = 0;
+  const auto trainer = open(own);
+  std::vector<Answer> answers;
+  for (int32_t i = 0; i < 4; ++i)
+    answers.push_back({.tokens = {1, 2 + i, 3 * i, 7, 40 + 9 * i, 256}, .first = 2 + i % 2});
+  AnswerBatches batches(own, 0, answers);
+  AnswerScorer scorer = score_trainer(*trainer);
+  std::vector<AnswerScores> scores(answers.size());
+  const auto loss_at = [&] {
+    const auto now = batches.score(scorer);
+    for (size_t i = 0; i < now.size(); ++i) scores[i].now = now[i];
+    return weigh_dpo(scores, 2.0);
+  };
+  const auto start = batches.score(scorer);
+  for (size_t i = 0; i < start.size(); ++i) {
+    scores[i].reference = start[i];
+    for (double& score : scores[i].reference) score += 0.1 * static_cast<double>(i);
+  }
+  trainer->give_batches(batches.weigh(loss_at().weights));
+  const double norm = trainer->step().update.grad_norm;
+  WholeTensors gradients;
+  gather_parts(trainer->state().optimizer().gradient_slices(), gradients);
+  constexpr double kStep = 2e-2;
+  const auto move = [&](double by) {
+    for (const ModelParameter& parameter : trainer->state().parameters().all()) {
+      const auto weights = parameter.weight.span<float>();
+      const std::vector<float>& slopes = gradients.at(parameter.spec.name).values;
+      for (size_t i = 0; i < weights.size(); ++i)
+        weights[i] += static_cast<float>(by * slopes[i] / norm);
+    }
+  };
+  move(kStep);
+  const double above = loss_at().loss;
+  move(-2 * kStep);
+  const double below = loss_at().loss;
+  EXPECT_GT(norm, 0.01);
+  EXPECT_NEAR((above - below) / (2 * kStep) / norm, 1, 1e-2);
+}
+
+/// Weights enter as labels do: every layout gives one rank's step.
+TEST_F(TuneRun, WeightedStepsAgreeOverLayouts) {
+  Settings own = rl_settings("layouts");
+  own.rl.router_replay = true;
+  own.rl.max_tokens = 4;
+  own.data.sequence_length = 16;
+  own.train.micro_batch = 1;
+  own.train.global_batch = 4;
+  own.optimizer.eps = 1e-3;
+  struct Case {
+    int64_t num_ranks;
+    LayoutSpec layout;
+  };
+  std::vector<Batch> batches;
+  Random random(3, 3);
+  for (int row = 0; row < 4; ++row) {
+    Batch batch;
+    for (int32_t i = 0; i < 16; ++i) {
+      batch.tokens.push_back(static_cast<int32_t>(random.next_below(250)));
+      batch.labels.push_back(i < 4 ? kNoLabel : static_cast<int32_t>(random.next_below(250)));
+      batch.positions.push_back(i);
+      batch.weights.push_back(static_cast<float>(random.next_normal()));
+    }
+    for (int32_t i = 0; i < 2 * 16; ++i) {
+      const bool is_given = i % 3 != 0;
+      batch.experts.insert(batch.experts.end(),
+                           {is_given ? i % 4 : -1, is_given ? (i + 1) % 4 : -1});
+    }
+    batch.cu_seqlens = {0, 16};
+    batch.num_valid = 12;
+    batches.push_back(batch);
+  }
+  const auto train = [&](const Case& c) {
+    RunRecord record;
+    std::mutex mutex;
+    run_thread_world(c.num_ranks, [&](World& world) {
+      Settings of_rank = own;
+      of_rank.parallel.layout = c.layout;
+      TrainingData data = prepare_without_data(of_rank);
+      Trainer trainer(std::move(of_rank), std::move(data), world, choose_host);
+      trainer.resume("");
+      std::vector<Batch> given;
+      for (int64_t i = 0; i < trainer.layout().num_micro_batches; ++i)
+        given.push_back(batches[trainer.layout().micro_batch(i)]);
+      trainer.give_batches(given);
+      const StepOutcome outcome = trainer.step();
+      trainer.state().wait_weights();
+      const std::scoped_lock lock(mutex);
+      record.outcomes = {outcome};
+      gather_parts(trainer.state().optimizer().weight_slices(HeldPart::kOwned), record.weights);
+    });
+    return record;
+  };
+  const RunRecord expected = train({1, {}});
+  for (const Case& c : {Case{2, {.tp = 2}}, Case{2, {.pp = 2}}, Case{2, {.cp = 2}},
+                        Case{4, {.dp = 4, .ep = 4}}, Case{4, {.tp = 2, .pp = 2}}}) {
+    SCOPED_TRACE(describe_degrees(Layout(c.layout, c.num_ranks)));
+    const RunRecord found = train(c);
+    EXPECT_NEAR(found.outcomes[0].loss, expected.outcomes[0].loss, 1e-5);
+    EXPECT_NEAR(found.outcomes[0].update.grad_norm, expected.outcomes[0].update.grad_norm, 1e-4);
+    for (const auto& [name, whole] : expected.weights) {
+      const std::vector<float>& values = found.weights.at(name).values;
+      for (size_t i = 0; i < whole.values.size(); ++i)
+        ASSERT_NEAR(values[i], whole.values[i], 2e-5) << name << " " << i;
+    }
+  }
+}
+
+TEST_F(TuneRun, WhatCannotBeTrainedIsRefused) {
+  Settings own = rl_settings("refused");
+  const auto refused = [&](const std::function<void(Settings&)>& change) {
+    Settings wrong = own;
+    change(wrong);
+    return refusal(wrong);
+  };
+  EXPECT_THAT(refused([](Settings& s) { s.rl.group_size = 3; }),
+              HasSubstr("must be a multiple of rl.group_size 3"));
+  EXPECT_THAT(refused([](Settings& s) { s.rl.max_tokens = 24; }), HasSubstr("rl.max_tokens is 24"));
+  EXPECT_THAT(refused([](Settings& s) { s.rl.max_tokens = 20; }), HasSubstr("must hold both"));
+  EXPECT_THAT(refused([](Settings& s) { s.rl.prompts = "x.jsonl"; }),
+              HasSubstr("set rl.reward_command"));
+  EXPECT_THAT(refused([](Settings& s) { s.rl.updates = 3; }), HasSubstr("must be multiples"));
+  EXPECT_THAT(refused([](Settings& s) { s.model.mtp_layers = 1; }),
+              HasSubstr("model.mtp_layers is set"));
+  EXPECT_THAT(refused([](Settings& s) { s.model.moe.capacity_factor = 2; }),
+              HasSubstr("moe.capacity_factor is set"));
+  EXPECT_THAT(refused([](Settings& s) { s.data.text = "a.txt"; }), HasSubstr("data.text is set"));
+  EXPECT_THAT(refused([](Settings& s) { s.rl.reward_command = "exit 1"; }),
+              HasSubstr("exit code 1"));
+  own = dpo_settings("refused");
+  EXPECT_THAT(refused([](Settings& s) { s.dpo.pairs.clear(); }), HasSubstr("set dpo.pairs"));
+  EXPECT_THAT(refused([](Settings& s) { s.data.sequence_length = 6; }),
+              HasSubstr("line 1: \"prompt\" and \"rejected\" have"));
+  std::ofstream(own.dpo.pairs) << "{\"prompt\": \"a\", \"chosen\": \"b\"}\n";
+  EXPECT_THAT(refusal(own), HasSubstr("line 1: there is no text \"rejected\""));
+}
+
+}  // namespace
+}  // namespace tessera
