@@ -247,6 +247,13 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
 
 void Trainer::give_batches(std::vector<Batch> batches) {
   check_given_batches(batches, std::ssize(batches_), model_->batch_shape());
+  const int64_t num_experts = settings_.model.moe.num_experts;
+  for (const Batch& batch : batches) {
+    for (const int32_t expert : batch.experts)
+      require(expert >= -1 && expert < num_experts,
+              "a micro-batch names expert {}; there are 0 to {}, and -1 for the router's choice",
+              expert, num_experts - 1);
+  }
   given_ = std::move(batches);
 }
 

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/memory.h"
 #include "core/process/stopwatch.h"
 #include "train/tune/policy.h"
 #include "train/tune/rollout.h"
@@ -31,6 +32,10 @@ class RewardSteps {
         settings_(trainer_.settings()),
         writer_(trainer_),
         scorer_(score_trainer(trainer_)) {
+    run_.note(
+        fmt::format("note: answers are written over {} of keys and values, beside what is "
+                    "predicted",
+                    format_bytes(writer_.cache_bytes())));
     if (settings_.rl.kl_coefficient > 0) reference_ = std::make_unique<ReferenceModel>(trainer_);
   }
 

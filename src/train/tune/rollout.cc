@@ -72,6 +72,12 @@ void RolloutWriter::take(const DecodingEvent& event, Draft& draft) {
   batch_->remove(event.sequence);
 }
 
+int64_t RolloutWriter::cache_bytes() const {
+  const ModelConfig& model = settings_.model;
+  return batch_->limits().cache_tokens * model.num_layers * model.kv_heads() *
+         (model.head_dim() + model.value_dim()) * dtype_size(settings_.train.dtype());
+}
+
 Rollout RolloutWriter::write(int64_t number) {
   trainer_.state().wait_weights();
   // A GPU's copies of the experts' biases are as old as the batch.

@@ -28,6 +28,8 @@ class RolloutWriter {
   explicit RolloutWriter(Trainer& trainer);
   /// Throws UserError for a prompt that leaves no room for its answer.
   Rollout write(int64_t number);
+  /// Bytes of the keys and values of all answers under way.
+  int64_t cache_bytes() const;
 
  private:
   /// An answer under way.
