@@ -65,7 +65,8 @@ const SimulatedStage& SimulatedStep::slowest() const {
 
 void validate_without_data(Settings settings) {
   DataSettings& data = settings.data;
-  if (data.text.empty() && data.tokens.empty() && data.blend.empty())
+  const bool needs_data = settings.train.objective == Objective::kNextToken;
+  if (needs_data && data.text.empty() && data.tokens.empty() && data.blend.empty())
     data.tokens = "tokens in place of data";
   validate(settings);
 }

@@ -291,6 +291,7 @@ void validate_objective(const Settings& settings) {
   };
   const DataSettings& data = settings.data;
   refuse(!data.text.empty(), "data.text", "which has data of its own");
+  refuse(!data.tokens.empty(), "data.tokens", "which has data of its own");
   refuse(!data.blend.empty(), "data.blend", "which has data of its own");
   refuse(settings.model.mtp_layers > 0, "model.mtp_layers",
          "which says nothing of tokens further on");

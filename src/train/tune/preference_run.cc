@@ -83,11 +83,13 @@ class PairSource {
 
 void train_on_preferences(const TrainRequest& request, World& world, std::ostream& out) {
   require_one_rank(world, "dpo");
+  validate(request.settings);
+  const auto own_tokenizer = make_tokenizer(request.settings.data.tokenizer_spec());
+  const Tokenizer& tokenizer = *own_tokenizer;
+  const PairSource pairs(request.settings, tokenizer);  // refused before a run is begun
   TrainingRun run(request, world, out);
   Trainer& trainer = run.trainer();
   const Settings& settings = trainer.settings();
-  const Tokenizer& tokenizer = *trainer.data().tokenizer;
-  const PairSource pairs(settings, tokenizer);
   ReferenceModel reference(trainer);
   AnswerScorer scorer = score_trainer(trainer);
   run_tuned_steps(

@@ -122,6 +122,8 @@ class RewardSteps {
 
 void train_on_rewards(const TrainRequest& request, World& world, std::ostream& out) {
   require_one_rank(world, "rl");
+  validate(request.settings);
+  PromptSource(request.settings.rl, 0);  // refused before a run is begun
   TrainingRun run(request, world, out);
   RewardSteps steps(run);
   run_tuned_steps(

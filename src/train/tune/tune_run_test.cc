@@ -332,6 +332,7 @@ TEST_F(TuneRun, WhatCannotBeTrainedIsRefused) {
   EXPECT_THAT(refused([](Settings& s) { s.model.moe.capacity_factor = 2; }),
               HasSubstr("moe.capacity_factor is set"));
   EXPECT_THAT(refused([](Settings& s) { s.data.text = "a.txt"; }), HasSubstr("data.text is set"));
+  EXPECT_THAT(refused([](Settings& s) { s.data.tokens = "a"; }), HasSubstr("data.tokens is set"));
   EXPECT_THAT(refused([](Settings& s) { s.rl.reward_command = "exit 1"; }),
               HasSubstr("exit code 1"));
   own = dpo_settings("refused");
