@@ -33,6 +33,71 @@ struct SigmoidGateMap {
   }
 };
 
+template <typename T, int kWidth>
+struct ElementGateMap {
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 6;
+  struct Loaded {
+    Pack<T, kWidth> y;
+    Pack<T, kWidth> logit;
+  };
+
+  int64_t width;
+  const T* y;
+  const T* logit;
+  T* out;
+
+  __device__ Loaded load(int64_t row, uint32_t vector) const {
+    const int64_t at = row * width + vector * kWidth;
+    return {load_pack_once<kWidth>(y + at), load_pack_once<kWidth>(logit + at)};
+  }
+  __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
+    Floats<kWidth> values = to_floats(loaded.y);
+    const Floats<kWidth> logits = to_floats(loaded.logit);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] *= sigmoid(logits[i]);
+    store_once(out + row * width + vector * kWidth, values);
+  }
+};
+
+template <typename T, int kWidth>
+struct ElementGateGradMap {
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 5;
+  struct Loaded {
+    Pack<T, kWidth> y;
+    Pack<T, kWidth> logit;
+    Pack<T, kWidth> grad;
+  };
+
+  int64_t width;
+  const T* y;
+  const T* logit;
+  const T* grad;
+  T* grad_y;
+  T* grad_logit;
+
+  __device__ Loaded load(int64_t row, uint32_t vector) const {
+    const int64_t at = row * width + vector * kWidth;
+    return {load_pack_once<kWidth>(y + at), load_pack_once<kWidth>(logit + at),
+            load_pack_once<kWidth>(grad + at)};
+  }
+  __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
+    const int64_t at = row * width + vector * kWidth;
+    const Floats<kWidth> values = to_floats(loaded.y);
+    Floats<kWidth> logits = to_floats(loaded.logit);
+    Floats<kWidth> grads = to_floats(loaded.grad);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float gate = sigmoid(logits[i]);
+      grads[i] *= gate;
+      logits[i] = grads[i] * values[i] * (1.0F - gate);
+    }
+    store_once(grad_y + at, grads);
+    store_once(grad_logit + at, logits);
+  }
+};
+
 constexpr int kWarps = 8;
 constexpr int kBatch = 4;
 
@@ -77,9 +142,34 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (threadIdx.x % 32 == 0) store(grad_logit + row, Floats<1>{dot});
 }
 
+void launch_element_gates(const SigmoidGateRows& call, void* out, cudaStream_t stream) {
+  const bool vectors =
+      are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, call.logit, out);
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    launch_map(ElementGateMap<T, kWidth>{call.width, static_cast<const T*>(call.y),
+                                         static_cast<const T*>(call.logit), static_cast<T*>(out)},
+               call.rows, call.width / kWidth, stream);
+  });
+}
+
+void launch_element_gates_backward(const SigmoidGateRows& call, const SigmoidGateGrads& grads,
+                                   cudaStream_t stream) {
+  const bool vectors = are_whole_vectors(call.dtype, call.width) &&
+                       are_aligned(call.y, call.logit, grads.grad, grads.grad_y, grads.grad_logit);
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    launch_map(ElementGateGradMap<T, kWidth>{call.width, static_cast<const T*>(call.y),
+                                             static_cast<const T*>(call.logit),
+                                             static_cast<const T*>(grads.grad),
+                                             static_cast<T*>(grads.grad_y),
+                                             static_cast<T*>(grads.grad_logit)},
+               call.rows, call.width / kWidth, stream);
+  });
+}
+
 }  // namespace
 
 void launch_sigmoid_gate(const SigmoidGateRows& call, void* out, cudaStream_t stream) {
+  if (call.of_elements) return launch_element_gates(call, out, stream);
   const bool vectors = are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, out);
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
     launch_map(SigmoidGateMap<T, kWidth>{call.width, static_cast<const T*>(call.y),
@@ -90,6 +180,7 @@ void launch_sigmoid_gate(const SigmoidGateRows& call, void* out, cudaStream_t st
 
 void launch_sigmoid_gate_backward(const SigmoidGateRows& call, const SigmoidGateGrads& grads,
                                   cudaStream_t stream) {
+  if (call.of_elements) return launch_element_gates_backward(call, grads, stream);
   if (call.rows.bound == 0) return;
   const bool vectors =
       are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, grads.grad, grads.grad_y);

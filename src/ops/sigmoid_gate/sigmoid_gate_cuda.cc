@@ -8,11 +8,11 @@ namespace {
 template <typename Op>
 cuda::SigmoidGateRows describe(const Args<Op>& args) {
   const Tensor& y = args.in(Op::kX);
-  // A gate of each element: rows of one.
-  const int64_t width = args.in(Op::kLogit).shape[1] == 1 ? y.shape[1] : 1;
+  const int64_t width = y.shape[1];
   return {.dtype = y.dtype,
           .rows = cuda::rows_of(args, Op::kX, width),
           .width = width,
+          .of_elements = args.in(Op::kLogit).shape[1] != 1,
           .y = y.data,
           .logit = args.in(Op::kLogit).data};
 }

@@ -45,6 +45,27 @@ TEST_F(SigmoidGateCuda, TinyShape) {
       {0}, cpu(), gpu(), {.tolerance_f32 = 1e-4, .once = true});
 }
 
+TEST_F(SigmoidGateCuda, TinyShapeOfElements) {
+  testing::check_operator_on_gpu(
+      make_sigmoid_gate(),
+      [](DType dtype) -> testing::OperatorInputs {
+        return {{"x_y", "x_logit"}, {{dtype, {11, 264}}, {dtype, {11, 264}}}};
+      },
+      {0}, cpu(), gpu(), {.tolerance_f32 = 1e-4, .once = true});
+}
+
+TEST_F(SigmoidGateCuda, RaggedRowsOfElements) {
+  for (const int64_t extent : {0, 1, 37}) {
+    testing::check_ragged_operator_on_gpu(
+        make_sigmoid_gate(),
+        [&](DType dtype) -> testing::OperatorInputs {
+          const ValueType rows = testing::ragged_rows(dtype, {40, 96});
+          return {{"x_y", "x_logit"}, {rows, rows}};
+        },
+        {0}, extent, cpu(), gpu());
+  }
+}
+
 TEST_F(SigmoidGateCuda, RaggedRows) {
   for (const int64_t extent : {0, 1, 37}) {
     testing::check_ragged_operator_on_gpu(

@@ -5,11 +5,12 @@
 
 namespace tessera::cuda {
 
-/// out [rows, width] = y · sigmoid(logit [rows]).
+/// out [rows, width] = y · sigmoid(logit [rows]), or of logit [rows, width].
 struct SigmoidGateRows {
   DType dtype;
   RowCount rows;
   int64_t width;
+  bool of_elements;  ///< each has a gate
   const void* y;
   const void* logit;
 };
