@@ -34,5 +34,6 @@ class DeltaGatesBackward final : public Operator {
 
 OperatorPtr make_delta_gates();
 void add_delta_gates_cpu(KernelTable& table);
+void add_delta_gates_cuda(KernelTable& table);
 
 }  // namespace tessera

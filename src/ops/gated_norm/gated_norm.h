@@ -46,5 +46,6 @@ class GatedNormBackward final : public Operator {
 
 OperatorPtr make_gated_norm(double eps);
 void add_gated_norm_cpu(KernelTable& table);
+void add_gated_norm_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -54,5 +54,6 @@ class ShortConvCached final : public Operator {
 OperatorPtr make_short_conv();
 OperatorPtr make_short_conv_cached();
 void add_short_conv_cpu(KernelTable& table);
+void add_short_conv_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -1,0 +1,62 @@
+#include "ops/cuda/row_args.h"
+#include "ops/short_conv/short_conv.h"
+#include "ops/short_conv/short_conv_kernels.h"
+
+namespace tessera {
+namespace {
+
+template <typename Op>
+cuda::ConvRows describe(const Args<Op>& args) {
+  const Tensor& x = args.in(Op::kX);
+  const Tensor& weight = args.in(Op::kWeight);
+  return {.dtype = x.dtype,
+          .tokens = x.shape[0],
+          .channels = x.shape[1],
+          .taps = static_cast<int>(weight.shape[1]),
+          .x = x.data,
+          .weight = weight.template as<float>()};
+}
+
+template <typename Op>
+cuda::ConvSequences sequences_of(const Args<Op>& args) {
+  const Tensor& bounds = args.in(Op::kCuSeqlens);
+  return {.bounds = bounds.template as<int32_t>(), .count = static_cast<int>(bounds.shape[0] - 1)};
+}
+
+void short_conv(const ShortConv& /*op*/, const Args<ShortConv>& args) {
+  cuda::launch_short_conv(describe(args), sequences_of(args), args.out(ShortConv::kY).data,
+                          cuda::stream_of(args));
+}
+
+void short_conv_backward(const ShortConvBackward& /*op*/, const Args<ShortConvBackward>& args) {
+  using Op = ShortConvBackward;
+  cuda::launch_short_conv_backward(describe(args), sequences_of(args),
+                                   {.y = args.in(Op::kGrad).data,
+                                    .x = args.out(Op::kGradX).data,
+                                    .weight = cuda::accumulator_of(args, args.out(Op::kGradWeight)),
+                                    .partials = reinterpret_cast<float*>(args.workspace.data())},
+                                   cuda::stream_of(args));
+}
+
+void short_conv_cached(const ShortConvCached& /*op*/, const Args<ShortConvCached>& args) {
+  using Op = ShortConvCached;
+  cuda::launch_short_conv_cached(describe(args), args.in(Op::kStart).as<int32_t>(),
+                                 args.out(Op::kY).data, args.out(Op::kState).data,
+                                 cuda::stream_of(args));
+}
+
+int64_t backward_workspace(const ShortConvBackward& /*op*/, std::span<const ValueType> inputs) {
+  return cuda::conv_parts(inputs[ShortConvBackward::kX].shape[0]) *
+         inputs[ShortConvBackward::kWeight].num_bytes();
+}
+
+}  // namespace
+
+void add_short_conv_cuda(KernelTable& table) {
+  add_kernel<ShortConv>(table, short_conv);
+  add_kernel<ShortConvBackward>(table, short_conv_backward,
+                                {.workspace = backward_workspace, .sets_accumulators = true});
+  add_kernel<ShortConvCached>(table, short_conv_cached);
+}
+
+}  // namespace tessera
