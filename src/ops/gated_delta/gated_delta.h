@@ -88,5 +88,6 @@ class GatedDeltaCached final : public GatedDeltaOperator {
 OperatorPtr make_gated_delta_cached(const GatedDeltaSpec& spec);
 OperatorPtr make_gated_delta(const GatedDeltaSpec& spec);
 void add_gated_delta_cpu(KernelTable& table);
+void add_gated_delta_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -1,0 +1,106 @@
+#pragma once
+
+#include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/tile/warp_tile.cuh"
+#include "ops/cuda/vector.cuh"
+#include "ops/gated_delta/delta_coefficients.cuh"
+
+/// What the kernels for BF16 and heads of 64 and 128 share. Operands of products are q, k, v and
+/// gradients of o as they are given: the lengths of q and k, decays and strengths are factors of
+/// rows of what products give, in F32.
+namespace tessera::cuda {
+
+constexpr int kFastPadding = 8;  // of rows in shared memory
+constexpr int kSquareStride = kDeltaRows + kFastPadding;
+constexpr int kFastThreads = 256;
+constexpr int kRowWarps = 4;  // of a product's rows; the others share its columns
+constexpr int kColumnWarps = kFastThreads / 32 / kRowWarps;
+
+__device__ __forceinline__ int warp_row() {
+  return static_cast<int>(threadIdx.x) / 32 / kColumnWarps;
+}
+__device__ __forceinline__ int warp_column() {
+  return static_cast<int>(threadIdx.x) / 32 % kColumnWarps;
+}
+
+/// Starts to copy the first `rows` rows of kRows by kColumns to shared memory, with zeros behind.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void copy_rows(BFloat16* to, const BFloat16* from, int64_t stride,
+                                          int rows) {
+  constexpr int kVectors = kColumns / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kVectors;
+       i += static_cast<int>(blockDim.x)) {
+    const int row = i / kVectors;
+    const int column = i % kVectors * 8;
+    const bool there = row < rows;
+    copy_async_or_zero(to + row * (kColumns + kFastPadding) + column,
+                       from + (there ? row * stride + column : 0), there);
+  }
+}
+
+/// Rows in shared memory to global memory.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void write_rows(BFloat16* to, int64_t stride, const BFloat16* from) {
+  constexpr int kVectors = kColumns / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kVectors;
+       i += static_cast<int>(blockDim.x)) {
+    const int row = i / kVectors;
+    const int column = i % kVectors * 8;
+    store(to + row * stride + column,
+          load_pack<8>(from + row * (kColumns + kFastPadding) + column));
+  }
+}
+
+__device__ __forceinline__ void copy_factors(DeltaFactors* to, const DeltaFactors* from) {
+  static_assert(sizeof(DeltaFactors) % 16 == 0);
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < static_cast<int>(sizeof(DeltaFactors) / 16))
+    copy_async_or_zero(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(from) + i,
+                       true);
+}
+
+/// The tokens and chunks of a block's sequence.
+struct DeltaSequence {
+  int begin;
+  int end;
+
+  __device__ DeltaSequence(const DeltaOperands& x, int idx)
+      : begin(x.bounds == nullptr ? 0 : x.bounds[idx]),
+        end(x.bounds == nullptr ? x.tokens : x.bounds[idx + 1]) {}
+  __device__ int first_chunk() const { return begin / kDeltaRows; }
+  __device__ int last_chunk() const { return (end - 1) / kDeltaRows; }
+  /// Whether the state before a chunk is this sequence's; of each chunk's first token one is.
+  __device__ bool has_first(int chunk) const {
+    return begin <= chunk * kDeltaRows && chunk * kDeltaRows < end;
+  }
+  /// The same of the state behind.
+  __device__ bool has_last(int chunk, int tokens) const {
+    return end >= min((chunk + 1) * kDeltaRows, tokens);
+  }
+};
+
+/// Where a chunk's rows of a head lie.
+struct FastPlace {
+  const DeltaOperands& x;
+  int chunk;
+  int head;
+
+  __device__ int64_t token() const { return static_cast<int64_t>(chunk) * kDeltaRows; }
+  __device__ int count() const { return min(kDeltaRows, x.tokens - chunk * kDeltaRows); }
+  __device__ int64_t key_at() const { return x.key_at(token(), x.key_head(head)); }
+  __device__ int64_t value_at() const { return x.value_at(token(), head); }
+  __device__ int64_t task() const { return static_cast<int64_t>(chunk) * x.heads + head; }
+  __device__ int64_t square_at() const { return task() * kDeltaSquare; }
+  __device__ int64_t state_at() const {
+    return task() * (static_cast<int64_t>(x.key_size) * x.value_size);
+  }
+};
+
+__device__ __forceinline__ const BFloat16* bf16(const void* data) {
+  return static_cast<const BFloat16*>(data);
+}
+__device__ __forceinline__ BFloat16* bf16(void* data) {
+  return static_cast<BFloat16*>(data);
+}
+
+}  // namespace tessera::cuda
