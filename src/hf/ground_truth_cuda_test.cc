@@ -79,20 +79,8 @@ std::string folder_name(const ::testing::TestParamInfo<fs::path>& info) {
   return fmt::format("{}_{}", info.index, info.param.filename().string());
 }
 
-/// Those whose operators have kernels for GPUs; a folder that cannot be read fails its test.
-std::vector<fs::path> folders_for_gpus() {
-  std::vector<fs::path> folders = ground_truth_folders();
-  std::erase_if(folders, [](const fs::path& folder) {
-    try {
-      return !read_hf_config(folder).model.delta_layers.empty();
-    } catch (const UserError&) {
-      return false;
-    }
-  });
-  return folders;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, GroundTruthGpu, ::testing::ValuesIn(folders_for_gpus()), folder_name);
+INSTANTIATE_TEST_SUITE_P(All, GroundTruthGpu, ::testing::ValuesIn(ground_truth_folders()),
+                         folder_name);
 
 }  // namespace
 }  // namespace tessera::testing

@@ -12,6 +12,7 @@
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
 #include "ops/collective/collective.h"
+#include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
@@ -20,6 +21,8 @@
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/expert_clones/clone_plan.h"
+#include "ops/gated_delta/gated_delta.h"
+#include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/latent_cache/latent_cache.h"
@@ -46,6 +49,7 @@
 #include "ops/scale_rows/scale_rows.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
+#include "ops/short_conv/short_conv.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -68,6 +72,7 @@ KernelTable make_cuda_kernels() {
   add_choose_token_cuda(table);
   add_collective_cuda(table);
   add_cache_append_cuda(table);
+  add_delta_gates_cuda(table);
   add_dequantize_cuda(table);
   add_destinations_cuda(table);
   add_dispatch_plan_cuda(table);
@@ -75,6 +80,8 @@ KernelTable make_cuda_kernels() {
   add_expert_activation_cuda(table);
   add_expert_bias_cuda(table);
   add_expert_clones_cuda(table);
+  add_gated_delta_cuda(table);
+  add_gated_norm_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
   add_latent_cache_cuda(table);
@@ -101,6 +108,7 @@ KernelTable make_cuda_kernels() {
   add_scaled_grouped_wgrad_cuda(table);
   add_scale_cuda(table);
   add_scale_rows_cuda(table);
+  add_short_conv_cuda(table);
   add_sigmoid_gate_cuda(table);
   add_slot_experts_cuda(table);
   add_spread_norm_cuda(table);

@@ -173,6 +173,16 @@ inline std::vector<LayoutCase> model_layouts() {
          m.latent = {
              .query_rank = 12, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
        }},
+      {"gated_delta", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+       },
+       [](M& m) {
+         m.init_deviation = 0.7;  // small queries and keys, made unit vectors, would turn far
+         m.delta_layers = {0};
+         m.delta = {.num_key_heads = 2, .num_value_heads = 4, .key_size = 6, .value_size = 5};
+       }},
       {"latent_experts", 2,
        [](P& p) {
          p.layout.ep = 2;

@@ -73,13 +73,6 @@ std::vector<int> assign_devices(const Settings& settings, World& world) {
   return std::move(assignment.indices);
 }
 
-/// What has kernels for the CPU alone.
-void check_kernels(const Settings& settings) {
-  require(settings.model.delta_layers.empty(),
-          "model.delta_layers lists layers with Gated DeltaNet, which has no kernels for GPUs yet; "
-          "set run.device = \"cpu\"");
-}
-
 void check_host(const Settings& settings) {
   require(settings.run.cuda_graphs != GraphMode::kOn,
           "run.cuda_graphs = \"on\" needs a GPU, but this run computes on the CPU; leave it at "
@@ -97,7 +90,6 @@ RankDevice on_device(const Settings& settings, Backend backend, int gpu) {
 void check_device(const Settings& settings, int64_t num_ranks) {
   const bool gpu = takes_gpu(settings, num_ranks);
   if (!gpu) return check_host(settings);
-  check_kernels(settings);
   check_gpu(kGpu);
   if (num_ranks > 1) check_several(num_ranks);
 }
@@ -117,7 +109,6 @@ Backend choose_backend(const Settings& settings) {
 
 Backend plan_backend(const Settings& settings, int64_t num_ranks) {
   if (!takes_gpu(settings, num_ranks)) return make_cpu_kernels();
-  check_kernels(settings);
   return make_planned_cuda_backend();
 }
 
@@ -135,7 +126,6 @@ RankDevice choose_device(const Settings& settings, World& host) {
     std::string processors = bind_rank(settings, host, kNoGpu);
     return {.backend = make_cpu_kernels(), .world = nullptr, .processors = std::move(processors)};
   }
-  check_kernels(settings);
   const int gpu = gpus[host.rank()];
   // Before the GPU's memory of the host is taken, which is near who takes it.
   std::string processors = bind_rank(settings, host, gpu);

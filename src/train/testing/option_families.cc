@@ -58,6 +58,25 @@ constexpr OptionFamily kFamilies[] = {
                                                          s.model.latent.query_rank = 0; }},
     {"attention_sinks", [](Settings& s) { s.model.attention_sinks = true; s.model.window = 5;
                                           s.model.window_layers = {0}; }},
+    // Small queries and keys, which become unit vectors, would turn far at a step.
+    {"gated_delta", [](Settings& s) { s.model.init_deviation = 0.4;
+                                      s.schedule.peak_lr = 1e-3;
+                                      s.model.delta_layers = {0};
+                                      s.model.attention_gate = true;
+                                      s.model.delta = {.num_key_heads = 1,
+                                                       .num_value_heads = 2,
+                                                       .key_size = 64,
+                                                       .value_size = 64}; }},
+    {"gated_delta_of_documents", [](Settings& s) { s.model.init_deviation = 0.4;
+                                                   s.schedule.peak_lr = 1e-3;
+                                                   s.data.split_documents = true;
+                                                   s.train.recompute = {"all"};
+                                                   s.model.delta_layers = {0, 1};
+                                                   s.model.delta = {.num_key_heads = 2,
+                                                                    .num_value_heads = 4,
+                                                                    .key_size = 12,
+                                                                    .value_size = 7,
+                                                                    .conv_size = 3}; }},
     // Experts.
     {"biased_experts", [](Settings& s) { s.model.moe.mlp_bias = s.model.moe.router_bias = true;
                                          s.model.activation = Activation::kSwiGLUOai; }},
