@@ -23,31 +23,46 @@ __device__ __forceinline__ int warp_column() {
   return static_cast<int>(threadIdx.x) / 32 % kColumnWarps;
 }
 
+/// A thread's vectors of kRows by kColumns, of which rows in shared memory are padded: all in one
+/// column, kStep rows apart.
+template <int kRows, int kColumns, int kThreads>
+struct RowVectors {
+  static constexpr int kVectors = kColumns / 8;
+  static constexpr int kStep = kThreads / kVectors;
+  static constexpr int kStride = kColumns + kFastPadding;
+  static_assert(kThreads % kVectors == 0 && kRows % kStep == 0);
+
+  int row = static_cast<int>(threadIdx.x) / kVectors;
+  int column = static_cast<int>(threadIdx.x) % kVectors * 8;
+};
+
 /// Starts to copy the first `rows` rows of kRows by kColumns to shared memory, with zeros behind.
-template <int kRows, int kColumns>
+template <int kRows, int kColumns, int kThreads = kFastThreads>
 __device__ __forceinline__ void copy_rows(BFloat16* to, const BFloat16* from, int64_t stride,
                                           int rows) {
-  constexpr int kVectors = kColumns / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kVectors;
-       i += static_cast<int>(blockDim.x)) {
-    const int row = i / kVectors;
-    const int column = i % kVectors * 8;
-    const bool there = row < rows;
-    copy_async_or_zero(to + row * (kColumns + kFastPadding) + column,
-                       from + (there ? row * stride + column : 0), there);
+  using Vectors = RowVectors<kRows, kColumns, kThreads>;
+  const Vectors own;
+  to += own.row * Vectors::kStride + own.column;
+  const BFloat16* source = from + own.row * stride + own.column;
+#pragma unroll
+  for (int row = 0; row < kRows; row += Vectors::kStep) {
+    const bool there = own.row + row < rows;
+    copy_async_or_zero(to + row * Vectors::kStride, there ? source : from, there);
+    source += Vectors::kStep * stride;
   }
 }
 
 /// Rows in shared memory to global memory.
-template <int kRows, int kColumns>
+template <int kRows, int kColumns, int kThreads = kFastThreads>
 __device__ __forceinline__ void write_rows(BFloat16* to, int64_t stride, const BFloat16* from) {
-  constexpr int kVectors = kColumns / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kVectors;
-       i += static_cast<int>(blockDim.x)) {
-    const int row = i / kVectors;
-    const int column = i % kVectors * 8;
-    store(to + row * stride + column,
-          load_pack<8>(from + row * (kColumns + kFastPadding) + column));
+  using Vectors = RowVectors<kRows, kColumns, kThreads>;
+  const Vectors own;
+  to += own.row * stride + own.column;
+  from += own.row * Vectors::kStride + own.column;
+#pragma unroll
+  for (int row = 0; row < kRows; row += Vectors::kStep) {
+    store(to, load_pack<8>(from + row * Vectors::kStride));
+    to += Vectors::kStep * stride;
   }
 }
 

@@ -26,16 +26,16 @@ struct ChunkShared {
   DeltaCoefficients c;
 };
 
-/// (I + A)^-1: a thread makes a column in registers, whose part above the diagonal stays 0.
-__device__ __forceinline__ void invert(BFloat16* inverse, const float* a) {
-  const int j = static_cast<int>(threadIdx.x);
-  if (j >= kDeltaRows) return;
+/// Columns of (I + A)^-1 from kFirst on: a thread makes one in registers, whose part above the
+/// diagonal stays 0.
+template <int kFirst>
+__device__ __forceinline__ void invert_columns(BFloat16* inverse, const float* a, int j) {
   float column[kDeltaRows];
 #pragma unroll
-  for (int i = 0; i < kDeltaRows; ++i) {
+  for (int i = kFirst; i < kDeltaRows; ++i) {
     float sums[4] = {i == j ? 1.0F : 0.0F};  // apart, since each waits for the one before
 #pragma unroll
-    for (int m = 0; m < i; m += 4) {
+    for (int m = kFirst; m < i; m += 4) {
       const float4 four = *reinterpret_cast<const float4*>(a + i * kMatrixStride + m);
       sums[0] -= four.x * column[m];
       if (m + 1 < i) sums[1] -= four.y * column[m + 1];
@@ -45,6 +45,18 @@ __device__ __forceinline__ void invert(BFloat16* inverse, const float* a) {
     const float value = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     column[i] = value;
     inverse[i * kSquareStride + j] = __float2bfloat16_rn(value);
+  }
+}
+
+/// By the first two warps: the second one's columns begin with 32 zeros.
+__device__ __forceinline__ void invert(BFloat16* inverse, const float* a) {
+  constexpr int kHalf = kDeltaRows / 2;
+  const int j = static_cast<int>(threadIdx.x);
+  if (j < kHalf) {
+    invert_columns<0>(inverse, a, j);
+  } else if (j < kDeltaRows) {
+    for (int i = 0; i < kHalf; ++i) inverse[i * kSquareStride + j] = __float2bfloat16_rn(0);
+    invert_columns<kHalf>(inverse, a, j);
   }
 }
 
@@ -109,8 +121,10 @@ __global__ void __launch_bounds__(kThreads, 5)
   wait_for_earlier();
   const FastPlace at{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)};
   const int count = at.count();
-  copy_rows<kDeltaRows, kKeySize>(shared.q, bf16(x.q) + at.key_at(), x.key_stride(), count);
-  copy_rows<kDeltaRows, kKeySize>(shared.k, bf16(x.k) + at.key_at(), x.key_stride(), count);
+  copy_rows<kDeltaRows, kKeySize, kThreads>(shared.q, bf16(x.q) + at.key_at(), x.key_stride(),
+                                            count);
+  copy_rows<kDeltaRows, kKeySize, kThreads>(shared.k, bf16(x.k) + at.key_at(), x.key_stride(),
+                                            count);
   commit_copies();
   load_gates(c, at, scratch.starts);
   wait_copies<0>();
@@ -143,8 +157,8 @@ __global__ void __launch_bounds__(kThreads, 5)
   for (int i = static_cast<int>(threadIdx.x); i < kFactorWords; i += kThreads)
     reinterpret_cast<int*>(scratch.factors + at.task())[i] = reinterpret_cast<const int*>(&c)[i];
   __syncthreads();
-  write_rows<kDeltaRows, kDeltaRows>(bf16(scratch.inverse) + at.square_at(), kDeltaRows,
-                                     shared.inverse);
+  write_rows<kDeltaRows, kDeltaRows, kThreads>(bf16(scratch.inverse) + at.square_at(), kDeltaRows,
+                                               shared.inverse);
   tile.clear();
   tile.add<true, false, kDeltaRows>({shared.p, kSquareStride}, row, {shared.inverse, kSquareStride},
                                     0);

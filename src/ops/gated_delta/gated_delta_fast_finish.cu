@@ -39,7 +39,7 @@ struct FinishShared {
   BFloat16 state_grad[kState];
   BFloat16 of_p[kDeltaRows * kSquareStride];
   BFloat16 of_a[kDeltaRows * kSquareStride];
-  DeltaCoefficients c;
+  DeltaCoefficients c[2];  // of a head and the next
   FinishSums sums;
 };
 
@@ -82,7 +82,7 @@ struct Finish {
                                       count);
     copy_rows<kDeltaRows, kValueSize>(shared.written, bf16(scratch.written) + values_at, stride,
                                       count);
-    copy_factors(&shared.c, scratch.factors + at.task());
+    copy_factors(&shared.c[at.head % 2], scratch.factors + at.task());
     commit_copies();
     copy_rows<kKeySize, kValueSize>(shared.state, bf16(scratch.states) + at.state_at(), kValueSize,
                                     kKeySize);
@@ -93,7 +93,7 @@ struct Finish {
 
   /// Gradients of P and A: those of the products of q and k, of k and k, into of_p and of_a, and
   /// what G and beta get of them. Products for P stand above those for A.
-  __device__ void make_squares() {
+  __device__ void make_squares(const DeltaCoefficients& c) {
     constexpr int kRows = 2 * kDeltaRows / kRowWarps;
     constexpr int kColumns = kDeltaRows / kColumnWarps;
     const bool of_keys = warp_row() >= kRowWarps / 2;
@@ -106,14 +106,26 @@ struct Finish {
     WarpTile<kRows, kColumns> products;
     products.template add<true, true, kKeySize>({of_keys ? shared.k : shared.q, kKeyStride}, first,
                                                 {shared.k, kKeyStride}, first_column);
-    const DeltaCoefficients& c = shared.c;
     float of_rows[kRows / 8] = {};
     float of_beta[kRows / 8] = {};
     float of_columns[kColumns / 4] = {};
+    // A column's, once for all rows.
+    float inverses[kColumns / 4];
+    float sums[kColumns / 4];
+    int starts[kColumns / 4];
+#pragma unroll
+    for (int i = 0; i < kColumns / 4; ++i) {
+      const int other = first_column + gradients.column_of(i / 2) + i % 2;
+      inverses[i] = c.k_inverse[other];
+      sums[i] = c.sums[other];
+      starts[i] = c.starts[other];
+    }
     combine_parts(gradients, products, [&](int r, int p, float2 gradient, float2 product) {
       const int at_row = first + gradients.row_of(r);
       const int at_column = first_column + gradients.column_of(p);
       const float beta = c.beta[at_row];
+      const float sum = c.sums[at_row];
+      const int start = c.starts[at_row];
       const float row_factor = of_keys ? -beta * c.k_inverse[at_row] : c.q_inverse[at_row];
       float of_product[2];
       const float gradient_of[2] = {gradient.x, gradient.y};
@@ -121,8 +133,10 @@ struct Finish {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int other = at_column + e;
-        const bool is_used = !(of_keys && other == at_row);
-        const float factor = is_used ? c.k_inverse[other] * c.between_fast(at_row, other) : 0;
+        const bool is_used = other <= at_row && !(of_keys && other == at_row) && at_row < c.count &&
+                             starts[2 * p + e] == start;
+        const float between = __expf(sum - sums[2 * p + e]) * inverses[2 * p + e];
+        const float factor = is_used ? between : 0;
         of_product[e] = factor == 0 ? 0 : gradient_of[e] * factor * row_factor;
         const float of_decay = of_product[e] * product_of[e];
         of_rows[r] += of_decay;
@@ -196,8 +210,7 @@ struct Finish {
   }
 
   /// Through the states before and behind the chunk.
-  __device__ void add_of_states() {
-    const DeltaCoefficients& c = shared.c;
+  __device__ void add_of_states(const DeltaCoefficients& c) {
     FinishSums& sums = shared.sums;
     const SharedMatrix state{shared.state, kValueStride};
     KeyTile tile;
@@ -258,8 +271,7 @@ struct Finish {
   }
 
   /// Gradients of decay and beta; by all threads, REQUIRES all sums.
-  __device__ void write_gates(const FastPlace& at) {
-    const DeltaCoefficients& c = shared.c;
+  __device__ void write_gates(const FastPlace& at, const DeltaCoefficients& c) {
     FinishSums& sums = shared.sums;
     const int i = static_cast<int>(threadIdx.x);
     float of_beta = 0;
@@ -298,19 +310,20 @@ struct Finish {
     grads.beta[gate] = of_beta;
   }
 
-  __device__ void run_head(const FastPlace& at) {
-    __syncthreads();
-    load(at);
+  /// REQUIRES load(at); loads the next head where there is one.
+  __device__ void run_head(const FastPlace& at, bool has_next) {
+    const DeltaCoefficients& c = shared.c[at.head % 2];
     wait_copies<1>();
     __syncthreads();
-    make_squares();
+    make_squares(c);
     wait_copies<0>();
     __syncthreads();
-    add_of_states();
-    add_of_squares();
+    add_of_states(c);
     add_plain_sums(at);
     __syncthreads();
-    write_gates(at);
+    if (has_next) load({x, at.chunk, at.head + 1});
+    add_of_squares();
+    write_gates(at, c);
   }
 
   /// From the gradients of q and k as rows of given lengths, those of q and k themselves.
@@ -320,7 +333,7 @@ struct Finish {
     sum_along(of_q, shared.q, sums.reads_q[group]);
     sum_along(of_k, shared.k, sums.reads_k[group]);
     __syncthreads();
-    const DeltaCoefficients& c = shared.c;
+    const DeltaCoefficients& c = shared.c[at.head % 2];
     write_rows_of(of_q, shared.q, sums.reads_q, c.q_inverse, static_cast<float>(kKeySize),
                   bf16(grads.q) + at.key_at(), at.count());
     write_rows_of(of_k, shared.k, sums.reads_k, c.k_inverse, 1.0F, bf16(grads.k) + at.key_at(),
@@ -360,7 +373,8 @@ __global__ void __launch_bounds__(kFastThreads, 1)
   commit_copies();
   Finish<kKeySize, kValueSize> finish{x, scratch, grads, shared};
   const int end = at.head + group;
-  for (; at.head < end; ++at.head) finish.run_head(at);
+  finish.load(at);
+  for (; at.head < end; ++at.head) finish.run_head(at, at.head + 1 < end);
   at.head = end - 1;
   finish.write_key_grads(at);
 }
