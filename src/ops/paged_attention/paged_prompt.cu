@@ -98,9 +98,8 @@ __device__ void load_lines(BFloat16* to, const BFloat16* any, From from) {
     const int line = i / kVectors;
     const int at = i % kVectors * 8;
     const BFloat16* const source = from(line);
-    copy_async_or_zero(reinterpret_cast<uint4*>(to + line * Shared<kHead>::kStride + at),
-                       reinterpret_cast<const uint4*>(source == nullptr ? any : source + at),
-                       source != nullptr);
+    copy_async_or_zero(to + line * Shared<kHead>::kStride + at,
+                       source == nullptr ? any : source + at, source != nullptr);
   }
 }
 

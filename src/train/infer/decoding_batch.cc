@@ -39,14 +39,18 @@ DecodingLimits complete(DecodingLimits limits) {
   return limits;
 }
 
+int64_t bytes_of_cache(const ModelConfig& config, DType dtype, const CacheShape& shape) {
+  const CacheWidths widths = cache_widths(config, {.dtype = dtype}, shape);
+  const Saturating of_token = Saturating(config.num_layers) * (widths.keys + widths.values);
+  return (of_token * shape.num_pages * kPageTokens * dtype_size(dtype)).value();
+}
+
 /// The shape of the cache, whose size is checked first.
 CacheShape cache_shape(const ModelConfig& config, DType dtype, const DecodingLimits& limits,
                        const Device& device) {
   const CacheShape shape{.capacity = limits.context,
                          .num_pages = limits.cache_tokens / kPageTokens};
-  const CacheWidths widths = cache_widths(config, {.dtype = dtype}, shape);
-  const Saturating of_token = Saturating(config.num_layers) * (widths.keys + widths.values);
-  require_device_memory((of_token * limits.cache_tokens * dtype_size(dtype)).value(), device,
+  require_device_memory(bytes_of_cache(config, dtype, shape), device,
                         fmt::format("a cache of {} tokens' keys and values", limits.cache_tokens));
   return shape;
 }
@@ -182,6 +186,10 @@ DecodingBatch::DecodingBatch(const ModelConfig& config, DType dtype, const Backe
              backend.device()) {}
 
 DecodingBatch::~DecodingBatch() = default;
+
+int64_t DecodingBatch::cache_bytes() const {
+  return bytes_of_cache(config_, dtype_, cache_.shape());
+}
 
 void DecodingBatch::check(const DecodingRequest& request) const {
   validate(request.options);

@@ -70,6 +70,8 @@ class DecodingBatch {
   ~DecodingBatch();
 
   const DecodingLimits& limits() const { return limits_; }
+  /// Of what is kept of tokens: keys and values, or latents.
+  int64_t cache_bytes() const;
   /// Throws UserError for what this batch cannot write.
   void check(const DecodingRequest& request) const;
   /// Gives the sequence's number. Throws as `check` does.

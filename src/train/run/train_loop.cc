@@ -338,7 +338,7 @@ class TrainLoop {
     add_expert_record(outcome, record);
     add_roundings(outcome.roundings, record);
     record.waits = std::exchange(waits_, std::nullopt);
-    add_objective(record);
+    add_objective(std::exchange(objective_, {}), record);
     return record;
   }
 
@@ -349,19 +349,9 @@ class TrainLoop {
     record.expert_load = list_expert_loads();
   }
 
-  /// The sum that a step lowers is an objective's loss in its gradient alone.
-  void add_objective(StepRecord& record) {
-    record.objective = std::exchange(objective_, {});
-    const auto loss = std::ranges::find(record.objective, "loss", &NamedNumber::name);
-    if (loss == record.objective.end()) return;
-    record.loss = loss->value;
-    record.objective.erase(loss);
-  }
-
   /// Of the last step.
   std::vector<ExpertLoad> list_expert_loads() const {
     std::vector<ExpertLoad> list;
-    if (settings_.model.num_moe_layers() == 0) return list;
     auto loads = trainer_.expert_loads();
     size_t next = 0;
     for (int64_t layer = 0; layer < settings_.model.all_layers(); ++layer) {

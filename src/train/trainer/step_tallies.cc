@@ -79,4 +79,12 @@ std::vector<std::vector<int64_t>> list_loads(const std::vector<ExpertState>& exp
   return loads;
 }
 
+void add_objective(std::vector<NamedNumber> numbers, StepRecord& record) {
+  record.objective = std::move(numbers);
+  const auto loss = std::ranges::find(record.objective, "loss", &NamedNumber::name);
+  if (loss == record.objective.end()) return;
+  record.loss = loss->value;
+  record.objective.erase(loss);
+}
+
 }  // namespace tessera

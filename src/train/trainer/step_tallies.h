@@ -24,6 +24,10 @@ std::vector<RoundingCounts> count_roundings(const RoundingHistory& history,
 /// The same for the record of a step, without layers where nothing is beyond its scale.
 void add_roundings(const std::vector<RoundingCounts>& layers, StepRecord& record);
 
+/// What an objective tells of a step; its loss takes the place of the sum that the step lowers,
+/// which is the objective's in its gradient alone.
+void add_objective(std::vector<NamedNumber> numbers, StepRecord& record);
+
 /// The tokens of a step that came to each expert, by layer.
 std::vector<std::vector<int64_t>> list_loads(const std::vector<ExpertState>& experts);
 

@@ -73,9 +73,7 @@ void RolloutWriter::take(const DecodingEvent& event, Draft& draft) {
 }
 
 int64_t RolloutWriter::cache_bytes() const {
-  const ModelConfig& model = settings_.model;
-  return batch_->limits().cache_tokens * model.num_layers * model.kv_heads() *
-         (model.head_dim() + model.value_dim()) * dtype_size(settings_.train.dtype());
+  return batch_->cache_bytes();
 }
 
 Rollout RolloutWriter::write(int64_t number) {

@@ -25,7 +25,6 @@ __device__ __forceinline__ void copy_async(T* to, const T* from) {
 /// 16 bytes, or zeros, for which `from` is not read but must be an address of the GPU's memory.
 template <typename T>
 __device__ __forceinline__ void copy_async_or_zero(T* to, const T* from, bool there) {
-  static_assert(sizeof(T) == 16);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(there ? 16 : 0)
                : "memory");
