@@ -71,13 +71,13 @@ TEST_F(CliLayout, SaysWhatMayBeCloned) {
             "--parallel.ep=4",
             "--moe.num_experts=16",
             "--parallel.clone_experts=2",
+            "--train.global_batch=64",
             option};
   };
   EXPECT_THAT(succeed(inspect("--moe.top_k=2")).out,
               AllOf(HasSubstr("dispatcher all_to_all"),
                     HasSubstr("each rank may clone 2 hot experts of others")));
-  expect_refused(inspect("--parallel.clone_experts=65"), {"parallel.clone_experts", "64"});
-  expect_refused(inspect("--train.precision=fp8"), {"parallel.clone_experts 2", "not rounded"});
+  expect_refused(inspect("--parallel.etp=2"), {"parallel.clone_experts 2 with parallel.etp 2"});
 }
 
 TEST_F(CliLayout, ListsEveryStagesPasses) {
