@@ -113,7 +113,7 @@ GrpoWeights weigh_grpo(std::span<const AnswerScores> answers, std::span<const do
 DpoWeights weigh_dpo(std::span<const AnswerScores> answers, double beta) {
   ensure(answers.size() % 2 == 0, "{} answers are no pairs", answers.size());
   DpoWeights result;
-  const auto num_pairs = static_cast<double>(answers.size() / 2);
+  const double num_pairs = static_cast<double>(answers.size()) / 2;
   const auto num_tokens = static_cast<double>(count_tokens(answers));
   for (size_t first = 0; first < answers.size(); first += 2) {
     const double margin = beta * (margin_of(answers[first]) - margin_of(answers[first + 1]));

@@ -18,8 +18,6 @@
 #include "core/file/file.h"
 #include "core/process/stopwatch.h"
 
-extern char** environ;
-
 namespace tessera {
 namespace {
 
