@@ -70,6 +70,16 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
   }
 }
 
+TEST(Jsonl, KeepsAnObjectivesNumbers) {
+  StepRecord record = SyntheticRun{}.step(3);
+  record.objective = {{"reward_mean", 0.5}, {"another", -2}};
+  const Lines lines = read_text(to_json_line(record) + '\n');
+  EXPECT_EQ(lines.steps.at(0).objective, record.objective);
+  const std::string begin = "{\"type\":\"step\",\"step\":1,\"objective\":";
+  EXPECT_THAT(error_of(begin + "3}\n"), HasSubstr("'objective' must be a table"));
+  EXPECT_THAT(error_of(begin + "{\"a\":\"b\"}}\n"), HasSubstr("'objective' must hold numbers"));
+}
+
 TEST(Jsonl, KeepsWaits) {
   StepRecord record = SyntheticRun{}.step(3);
   record.waits = {.num_ranks = 4,

@@ -169,6 +169,8 @@ std::vector<Scalar> step_scalars(const StepRecord& record) {
   }
   if (record.balance_loss)
     scalars.push_back({"experts/dropped", static_cast<double>(record.dropped_tokens)});
+  for (const NamedNumber& number : record.objective)
+    scalars.push_back({fmt::format("objective/{}", number.name), number.value});
   for (const ExpertLoad& load : record.expert_load) add_load_scalars(load, scalars);
   return scalars;
 }
