@@ -59,7 +59,8 @@ struct RouterSpec {
 ///   balance_loss F32 [1], z_loss F32 [1], score_means F32 [E]
 /// bias and expert_bias are there when the spec says so; cu_seqlens for BalanceScope::kSequence,
 /// from 0 to T. `replayed` is there with RouterSpec::replay: the experts of each token, distinct
-/// and in the order of a choice, or a first entry below 0 where the router is to choose.
+/// and in the order of a choice, or a first entry below 0 where the router is to choose. The CPU's
+/// kernel throws UserError for experts that there are not; a GPU's must not be given any.
 ///
 /// Logits are x · weightᵀ + bias. Logits, scores and losses are F32 even for BF16 x, which is
 /// widened, not rounded. A token's experts come best first. Of equal ones the lower expert (or
