@@ -185,7 +185,7 @@ struct ExactFinish {
     tile.for_each([&](int i, int j, float sum) {
       const int element = i * kDeltaRows + j;
       const float between = c.between(i, j);
-      own.square[i][j] = between == 0 ? 0 : sum * p()[element];
+      own.square[i][j] = between == 0 || i == j ? 0 : sum * p()[element];
       const float of_product = between == 0 ? 0 : sum * between;
       p()[element] = of_product * c.k_inverse[j];
       of_p()[element] = of_product * c.q_inverse[i];
@@ -278,7 +278,7 @@ struct ExactFinish {
                {scratch.state_grads + at.state_at(at.chunk), x.key_size, x.value_size}, first, 0,
                x.value_size);
     weigh_with_keys(of_new, first, c.writes);
-    if (row < kDeltaRows) {
+    if (row < c.count - 1) {  // the last one's factor is 1
       const float sum = row_sum(row);
       own.of_decay[row] -= sum;
       own.of_last[row] += sum;

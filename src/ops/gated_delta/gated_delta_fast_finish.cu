@@ -7,16 +7,19 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarps = kFastThreads / 32;
-constexpr int kGroupRows = 2;  // how the warps share [64, Dk]
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / 32;
+constexpr int kSquareRows = 4;  // how the warps share two squares, one below the other
+constexpr int kSquareColumns = kWarps / kSquareRows;
+constexpr int kGroupRows = 4;  // how they share [64, Dk]
 constexpr int kGroupColumns = kWarps / kGroupRows;
 constexpr int kOwnRows = kDeltaRows / kGroupRows;
 
 /// What rows of a chunk add to gradients of G and beta, in parts that are summed in order.
 struct FinishSums {
-  float of_rows[kColumnWarps][2 * kDeltaRows];  // of factors exp(G_i - G_j), by rows of P and A
-  float of_columns[kRowWarps][kDeltaRows];      // the same by columns
-  float of_beta[kColumnWarps][kDeltaRows];      // by rows of A
+  float of_rows[kSquareColumns][2 * kDeltaRows];  // of factors exp(G_i - G_j), by rows of P and A
+  float of_columns[kSquareRows][kDeltaRows];      // the same by columns
+  float of_beta[kSquareColumns][kDeltaRows];      // by rows of A
   float reads_q[kGroupColumns][kDeltaRows];   // of q's gradients through the state before, times q
   float reads_k[kGroupColumns][kDeltaRows];   // the same of k, without beta
   float writes_k[kGroupColumns][kDeltaRows];  // of k's through the state behind, times k
@@ -32,6 +35,7 @@ struct FinishShared {
   static constexpr int kState = kKeySize * (kValueSize + kFastPadding);
   BFloat16 q[kKeys];
   BFloat16 k[kKeys];
+  BFloat16 v[kValues];
   BFloat16 grad_o[kValues];
   BFloat16 of_right[kValues];
   BFloat16 written[kValues];
@@ -71,34 +75,40 @@ struct Finish {
   int group = static_cast<int>(threadIdx.x) / 32 % kGroupColumns;
 
   __device__ int column() const { return group * kOwnColumns; }
+  static __device__ int square_row() { return static_cast<int>(threadIdx.x) / 32 / kSquareColumns; }
+  static __device__ int square_column() {
+    return static_cast<int>(threadIdx.x) / 32 % kSquareColumns;
+  }
   static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
   __device__ void load(const FastPlace& at) {
     const int count = at.count();
     const int64_t values_at = at.value_at();
     const int64_t stride = x.value_stride();
-    copy_rows<kDeltaRows, kValueSize>(shared.grad_o, bf16(grads.o) + values_at, stride, count);
-    copy_rows<kDeltaRows, kValueSize>(shared.of_right, bf16(scratch.of_right) + values_at, stride,
-                                      count);
-    copy_rows<kDeltaRows, kValueSize>(shared.written, bf16(scratch.written) + values_at, stride,
-                                      count);
+    copy_rows<kDeltaRows, kValueSize, kThreads>(shared.grad_o, bf16(grads.o) + values_at, stride,
+                                                count);
+    copy_rows<kDeltaRows, kValueSize, kThreads>(shared.of_right, bf16(scratch.of_right) + values_at,
+                                                stride, count);
+    copy_rows<kDeltaRows, kValueSize, kThreads>(shared.written, bf16(scratch.written) + values_at,
+                                                stride, count);
+    copy_rows<kDeltaRows, kValueSize, kThreads>(shared.v, bf16(x.v) + values_at, stride, count);
     copy_factors(&shared.c[at.head % 2], scratch.factors + at.task());
     commit_copies();
-    copy_rows<kKeySize, kValueSize>(shared.state, bf16(scratch.states) + at.state_at(), kValueSize,
-                                    kKeySize);
-    copy_rows<kKeySize, kValueSize>(shared.state_grad, bf16(scratch.state_grads) + at.state_at(),
-                                    kValueSize, kKeySize);
+    copy_rows<kKeySize, kValueSize, kThreads>(shared.state, bf16(scratch.states) + at.state_at(),
+                                              kValueSize, kKeySize);
+    copy_rows<kKeySize, kValueSize, kThreads>(
+        shared.state_grad, bf16(scratch.state_grads) + at.state_at(), kValueSize, kKeySize);
     commit_copies();
   }
 
   /// Gradients of P and A: those of the products of q and k, of k and k, into of_p and of_a, and
   /// what G and beta get of them. Products for P stand above those for A.
   __device__ void make_squares(const DeltaCoefficients& c) {
-    constexpr int kRows = 2 * kDeltaRows / kRowWarps;
-    constexpr int kColumns = kDeltaRows / kColumnWarps;
-    const bool of_keys = warp_row() >= kRowWarps / 2;
-    const int first = warp_row() % (kRowWarps / 2) * kRows;
-    const int first_column = warp_column() * kColumns;
+    constexpr int kRows = 2 * kDeltaRows / kSquareRows;
+    constexpr int kColumns = kDeltaRows / kSquareColumns;
+    const bool of_keys = square_row() >= kSquareRows / 2;
+    const int first = square_row() % (kSquareRows / 2) * kRows;
+    const int first_column = square_column() * kColumns;
     WarpTile<kRows, kColumns> gradients;
     gradients.template add<true, true, kValueSize>(
         {of_keys ? shared.of_right : shared.grad_o, kValueStride}, first,
@@ -139,8 +149,10 @@ struct Finish {
         const float factor = is_used ? between : 0;
         of_product[e] = factor == 0 ? 0 : gradient_of[e] * factor * row_factor;
         const float of_decay = of_product[e] * product_of[e];
-        of_rows[r] += of_decay;
-        of_columns[2 * p + e] += of_decay;
+        if (other != at_row) {  // where the factor is 1
+          of_rows[r] += of_decay;
+          of_columns[2 * p + e] += of_decay;
+        }
         if (of_keys && factor != 0)
           of_beta[r] -= gradient_of[e] * factor * c.k_inverse[at_row] * product_of[e];
       }
@@ -161,14 +173,15 @@ struct Finish {
       const float beta = sum_row_lanes(of_beta[r]);
       const int at_row = first + r * 8 + lane() / 4;
       if (lane() % 4 != 0) continue;
-      shared.sums.of_rows[warp_column()][(of_keys ? kDeltaRows : 0) + at_row] = of_row;
-      if (of_keys) shared.sums.of_beta[warp_column()][at_row] = beta;
+      shared.sums.of_rows[square_column()][(of_keys ? kDeltaRows : 0) + at_row] = of_row;
+      if (of_keys) shared.sums.of_beta[square_column()][at_row] = beta;
     }
 #pragma unroll
     for (int i = 0; i < kColumnSums; ++i) {
       const float of_column = sum_column_lanes(of_columns[i]);
-      const int at_column = warp_column() * (4 * kColumnSums) + i / 2 * 8 + lane() % 4 * 2 + i % 2;
-      if (lane() < 4) shared.sums.of_columns[warp_row()][at_column] = of_column;
+      const int at_column =
+          square_column() * (4 * kColumnSums) + i / 2 * 8 + lane() % 4 * 2 + i % 2;
+      if (lane() < 4) shared.sums.of_columns[square_row()][at_column] = of_column;
     }
   }
 
@@ -246,10 +259,10 @@ struct Finish {
   }
 
   /// Sums by warps that need no products: of the state that is kept, and of v.
-  __device__ void add_plain_sums(const FastPlace& at) {
+  __device__ void add_plain_sums() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     float kept = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < kKeySize * kValueSize / 2; i += kFastThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kKeySize * kValueSize / 2; i += kThreads) {
       const int element = i / (kValueSize / 2) * kValueStride + i % (kValueSize / 2) * 2;
       const float2 a = load_pair(shared.state + element);
       const float2 b = load_pair(shared.state_grad + element);
@@ -257,12 +270,13 @@ struct Finish {
     }
     kept = sum_lanes(kept);
     if (lane() == 0) shared.sums.of_kept[warp] = kept;
-    const BFloat16* values = bf16(x.v) + at.value_at();
     for (int i = warp; i < kDeltaRows; i += kWarps) {
       float sum = 0;
-      for (int j = 2 * lane(); i < at.count() && j < kValueSize; j += 64) {
-        const float2 value = load_pair(values + i * x.value_stride() + j);
-        const float2 grad = load_pair(shared.of_right + i * kValueStride + j);
+#pragma unroll
+      for (int j = 0; j < kValueSize; j += 64) {
+        const int element = i * kValueStride + j + 2 * lane();
+        const float2 value = load_pair(shared.v + element);
+        const float2 grad = load_pair(shared.of_right + element);
         sum += value.x * grad.x + value.y * grad.y;
       }
       sum = sum_lanes(sum);
@@ -278,17 +292,18 @@ struct Finish {
     if (i < kDeltaRows) {
       float of_decay = 0;
       float reads_k = 0;
-      for (int w = 0; w < kColumnWarps; ++w) {
+      for (int w = 0; w < kSquareColumns; ++w) {
         of_decay += sums.of_rows[w][i] + sums.of_rows[w][kDeltaRows + i];
         of_beta += sums.of_beta[w][i];
       }
-      for (int w = 0; w < kRowWarps; ++w) of_decay -= sums.of_columns[w][i];
+      for (int w = 0; w < kSquareRows; ++w) of_decay -= sums.of_columns[w][i];
       float written = 0;
       for (int w = 0; w < kGroupColumns; ++w) {
         of_decay += sums.reads_q[w][i];
         reads_k += sums.reads_k[w][i];
         written += sums.writes_k[w][i];
       }
+      if (i == c.count - 1) written = 0;  // where the factor is 1
       of_decay -= c.beta[i] * reads_k + written;
       of_beta += sums.of_value[i] - reads_k;
       sums.decay[i] = of_decay;
@@ -319,7 +334,7 @@ struct Finish {
     wait_copies<0>();
     __syncthreads();
     add_of_states(c);
-    add_plain_sums(at);
+    add_plain_sums();
     __syncthreads();
     if (has_next) load({x, at.chunk, at.head + 1});
     add_of_squares();
@@ -361,15 +376,17 @@ struct Finish {
 };
 
 template <int kKeySize, int kValueSize>
-__global__ void __launch_bounds__(kFastThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     finish_chunks(const __grid_constant__ DeltaOperands x, FastDelta scratch, DeltaGrads grads) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<FinishShared<kKeySize, kValueSize>*>(memory);
   wait_for_earlier();
   const int group = x.heads / x.key_heads;
   FastPlace at{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y) * group};
-  copy_rows<kDeltaRows, kKeySize>(shared.q, bf16(x.q) + at.key_at(), x.key_stride(), at.count());
-  copy_rows<kDeltaRows, kKeySize>(shared.k, bf16(x.k) + at.key_at(), x.key_stride(), at.count());
+  copy_rows<kDeltaRows, kKeySize, kThreads>(shared.q, bf16(x.q) + at.key_at(), x.key_stride(),
+                                            at.count());
+  copy_rows<kDeltaRows, kKeySize, kThreads>(shared.k, bf16(x.k) + at.key_at(), x.key_stride(),
+                                            at.count());
   commit_copies();
   Finish<kKeySize, kValueSize> finish{x, scratch, grads, shared};
   const int end = at.head + group;
@@ -387,7 +404,7 @@ void launch(const DeltaOperands& x, const FastDelta& scratch, const DeltaGrads& 
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const dim3 blocks(static_cast<unsigned>(num_delta_chunks(x.tokens)),
                     static_cast<unsigned>(x.key_heads));
-  launch_early(kernel, {blocks, kFastThreads, kBytes}, stream, x, scratch, grads);
+  launch_early(kernel, {blocks, kThreads, kBytes}, stream, x, scratch, grads);
 }
 
 }  // namespace

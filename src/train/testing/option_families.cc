@@ -59,16 +59,14 @@ constexpr OptionFamily kFamilies[] = {
     {"attention_sinks", [](Settings& s) { s.model.attention_sinks = true; s.model.window = 5;
                                           s.model.window_layers = {0}; }},
     // Small queries and keys, which become unit vectors, would turn far at a step.
-    {"gated_delta", [](Settings& s) { s.model.init_deviation = 0.4;
-                                      s.schedule.peak_lr = 1e-3;
+    {"gated_delta", [](Settings& s) { s.schedule.peak_lr = 1e-4;
                                       s.model.delta_layers = {0};
                                       s.model.attention_gate = true;
                                       s.model.delta = {.num_key_heads = 1,
                                                        .num_value_heads = 2,
                                                        .key_size = 64,
                                                        .value_size = 64}; }},
-    {"gated_delta_of_documents", [](Settings& s) { s.model.init_deviation = 0.4;
-                                                   s.schedule.peak_lr = 1e-3;
+    {"gated_delta_of_documents", [](Settings& s) { s.schedule.peak_lr = 1e-4;
                                                    s.data.split_documents = true;
                                                    s.train.recompute = {"all"};
                                                    s.model.delta_layers = {0, 1};
