@@ -26,37 +26,87 @@ struct ChunkShared {
   DeltaCoefficients c;
 };
 
-/// Columns of (I + A)^-1 from kFirst on: a thread makes one in registers, whose part above the
-/// diagonal stays 0.
-template <int kFirst>
-__device__ __forceinline__ void invert_columns(BFloat16* inverse, const float* a, int j) {
-  float column[kDeltaRows];
+constexpr int kBlock = 16;
+
+/// The inverse of I plus the block of A on the diagonal that is the warp's, in its place: each of
+/// 16 lanes makes a column.
+__device__ __forceinline__ void invert_blocks(float* a) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int j = static_cast<int>(threadIdx.x) % 32;
+  float* block = a + warp * kBlock * (kMatrixStride + 1);
+  float column[kBlock];
+  if (j < kBlock) {
 #pragma unroll
-  for (int i = kFirst; i < kDeltaRows; ++i) {
-    float sums[4] = {i == j ? 1.0F : 0.0F};  // apart, since each waits for the one before
+    for (int i = 0; i < kBlock; ++i) {
+      float value = i == j ? 1 : 0;
 #pragma unroll
-    for (int m = kFirst; m < i; m += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(a + i * kMatrixStride + m);
-      sums[0] -= four.x * column[m];
-      if (m + 1 < i) sums[1] -= four.y * column[m + 1];
-      if (m + 2 < i) sums[2] -= four.z * column[m + 2];
-      if (m + 3 < i) sums[3] -= four.w * column[m + 3];
+      for (int m = 0; m < i; ++m) value -= block[i * kMatrixStride + m] * column[m];
+      column[i] = value;
     }
-    const float value = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    column[i] = value;
-    inverse[i * kSquareStride + j] = __float2bfloat16_rn(value);
+  }
+  __syncwarp();
+  if (j < kBlock) {
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) block[i * kMatrixStride + j] = column[i];
   }
 }
 
-/// By the first two warps: the second one's columns begin with 32 zeros.
-__device__ __forceinline__ void invert(BFloat16* inverse, const float* a) {
-  constexpr int kHalf = kDeltaRows / 2;
-  const int j = static_cast<int>(threadIdx.x);
-  if (j < kHalf) {
-    invert_columns<0>(inverse, a, j);
-  } else if (j < kDeltaRows) {
-    for (int i = 0; i < kHalf; ++i) inverse[i * kSquareStride + j] = __float2bfloat16_rn(0);
-    invert_columns<kHalf>(inverse, a, j);
+/// sums += row [kSize] times columns of `right`.
+template <int kSize, int kColumns>
+__device__ __forceinline__ void add_row_product(float (&sums)[kColumns], const float* row,
+                                                const float* right) {
+#pragma unroll 4
+  for (int k = 0; k < kSize; ++k) {
+    const float factor = row[k];
+#pragma unroll
+    for (int c = 0; c < kColumns; c += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(right + k * kMatrixStride + c);
+      sums[c] += factor * four.x;
+      sums[c + 1] += factor * four.y;
+      sums[c + 2] += factor * four.z;
+      sums[c + 3] += factor * four.w;
+    }
+  }
+}
+
+/// From inverses of neighbouring blocks of kSize on the diagonal those of blocks twice as large: of
+/// [[X, 0], [Y, Z]] that is [[X', 0], [-Z' Y X', Z']]. Ends with a barrier, as it begins.
+template <int kSize>
+__device__ __forceinline__ void join_blocks(float* a) {
+  constexpr int kOwners = kThreads * kSize * 2 / kDeltaRows;  // threads of a pair of blocks
+  constexpr int kColumns = kSize * kSize / kOwners;
+  const int pair = static_cast<int>(threadIdx.x) / kOwners;
+  const int own = static_cast<int>(threadIdx.x) % kOwners;
+  const int row = own / (kSize / kColumns);
+  const int column = own % (kSize / kColumns) * kColumns;
+  float* upper = a + pair * 2 * kSize * (kMatrixStride + 1);
+  float* lower = upper + kSize * kMatrixStride;
+  float* to = lower + row * kMatrixStride + column;
+  float product[kColumns] = {};
+  __syncthreads();
+  add_row_product<kSize>(product, lower + row * kMatrixStride, upper + column);
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) to[c] = -product[c];
+  __syncthreads();
+  float result[kColumns] = {};
+  add_row_product<kSize>(result, lower + row * kMatrixStride + kSize, lower + column);
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) to[c] = result[c];
+  __syncthreads();
+}
+
+/// (I + A)^-1, rounded; A's place has it before.
+__device__ __forceinline__ void invert(BFloat16* inverse, float* a) {
+  invert_blocks(a);
+  join_blocks<kBlock>(a);
+  join_blocks<2 * kBlock>(a);
+  for (int i = 2 * static_cast<int>(threadIdx.x); i < kDeltaSquare; i += 2 * kThreads) {
+    const int row = i / kDeltaRows;
+    const int column = i % kDeltaRows;
+    const float2 two = *reinterpret_cast<const float2*>(a + row * kMatrixStride + column);
+    store_pair(inverse + row * kSquareStride + column, two.x, two.y);
   }
 }
 
