@@ -14,7 +14,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRun = 32;  // tokens of a thread of the forward pass
+constexpr int kRun = 64;  // tokens of a thread of the forward pass
 constexpr int kMaxParts = 256;
 constexpr int kLeastPart = 16;  // tokens
 
@@ -46,11 +46,21 @@ struct ConvWeights {
   float of[kTaps][kWidth];
 
   __device__ __forceinline__ ConvWeights(const float* weight, int64_t channel, int taps) {
+    weight += channel * taps;
+    if (kTaps == 4 && taps == 4 && reinterpret_cast<uintptr_t>(weight) % 16 == 0) {
+#pragma unroll
+      for (int c = 0; c < kWidth; ++c) {
+        const Floats<4> four = load<4>(weight + 4 * c);
+#pragma unroll
+        for (int i = 0; i < kTaps; ++i) of[i][c] = four[i % 4];
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) {
       const int tap = i - (kTaps - taps);
 #pragma unroll
-      for (int c = 0; c < kWidth; ++c) of[i][c] = tap < 0 ? 0 : weight[(channel + c) * taps + tap];
+      for (int c = 0; c < kWidth; ++c) of[i][c] = tap < 0 ? 0 : weight[c * taps + tap];
     }
   }
 };
@@ -208,6 +218,16 @@ __global__ void __launch_bounds__(kThreads)
   if (p.partials == nullptr) return;
   const int taps = p.call.taps;
   float* to = p.partials + (blockIdx.x * channels + channel) * taps;
+  if (kTaps == 4 && taps == 4) {
+#pragma unroll
+    for (int c = 0; c < kWidth; ++c) {
+      Floats<4> four;
+#pragma unroll
+      for (int i = 0; i < kTaps; ++i) four[i % 4] = state.of_weight[i][c];
+      store(to + 4 * c, four);
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < kTaps; ++i) {
     const int tap = i - (kTaps - taps);
