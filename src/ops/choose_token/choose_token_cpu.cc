@@ -68,8 +68,8 @@ void choose_tokens(const ChooseToken& /*op*/, const Args<ChooseToken>& args) {
     ensure(rules[row].given < logits.shape[1], "choose_token: token {} of {}", rules[row].given,
            logits.shape[1]);
   const int64_t bytes = Scratch(logits.shape[1]).layout.num_bytes();
-  const auto num_threads = static_cast<int>(std::ssize(args.workspace) / bytes);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+#pragma omp parallel for schedule(dynamic, 1) \
+    num_threads(static_cast <int>(std::ssize(args.workspace) / bytes))
   for (int64_t row = 0; row < logits.shape[0]; ++row) {
     const Choice choice = choose(logits, row, rules[row],
                                  args.workspace.subspan(omp_get_thread_num() * bytes, bytes));

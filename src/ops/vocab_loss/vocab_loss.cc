@@ -18,9 +18,9 @@ void check_inputs(const Op& op, std::span<const ValueType> inputs, size_t num_sc
   check_shape(op, labels.dtype == DType::kI32 && labels.shape.rank() == 1 && !labels.ragged(),
               "labels must be i32 [T], got {}", labels.to_string());
   const int64_t tokens = labels.shape[0];
-  check_shape(op,
-              lse.dtype == DType::kF32 &&
-                  (lse.shape == Shape{num_parts * tokens} || lse.shape == Shape{num_parts, tokens}),
+  const Shape in_a_row = {num_parts * tokens};
+  const Shape by_part = {num_parts, tokens};
+  check_shape(op, lse.dtype == DType::kF32 && (lse.shape == in_a_row || lse.shape == by_part),
               "lse must be f32 [{} · {}], got {}", num_parts, tokens, lse.to_string());
   check_shape(op, inputs[Op::kLabelLogit] == lse, "label_logit must be {} as lse is, got {}",
               lse.to_string(), inputs[Op::kLabelLogit].to_string());

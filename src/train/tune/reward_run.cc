@@ -123,7 +123,8 @@ class RewardSteps {
 void train_on_rewards(const TrainRequest& request, World& world, std::ostream& out) {
   require_one_rank(world, "rl");
   validate(request.settings);
-  PromptSource(request.settings.rl, 0);  // refused before a run is begun
+  // Prompts that cannot be used are refused before a run is begun.
+  const PromptSource prompts(request.settings.rl, 0);
   TrainingRun run(request, world, out);
   RewardSteps steps(run);
   run_tuned_steps(
