@@ -32,14 +32,12 @@ struct CloneSlots {
 ///   ends   I64 [P · S]   and the one behind the last
 // clang-format on
 /// The mean is ceil(all tokens / P). As long as a rank has more than 1/16 beyond it, the fullest
-/// one
-/// gives what its largest expert has, at most what it has beyond the mean, to the emptiest rank
+/// one gives what its largest expert has, at most what it has beyond the mean, to the emptiest rank
 /// with a free slot, at most what that lacks. So a rank with clones never has more than the mean,
 /// no other more than it would have without, and where slots suffice none more than 17/16 of the
 /// mean. Ranks keep the tokens that they have of experts cloned to them; the rest goes to the
-/// copies
-/// in the order of ranks, home first. Integers alone: all ranks find the same. No gradient; never
-/// recomputed. The host is told the slots.
+/// copies in the order of ranks, home first. Integers alone: all ranks find the same. No gradient;
+/// never recomputed. The host is told the slots.
 class ClonePlan final : public Operator {
  public:
   static constexpr std::string_view kName = "clone_plan";
