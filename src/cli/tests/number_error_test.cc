@@ -2,6 +2,7 @@
 
 #include "cli/tests/cli_testing.h"
 #include "train/setup/settings.h"
+#include "train/testing/case_share.h"
 
 namespace tessera {
 namespace {
@@ -52,7 +53,7 @@ TEST_F(CliNumberError, EveryNumericOptionOfEverySubcommand) {
       ++num_options;
       std::vector<std::string> values = no_numbers(is_integer);
       values.emplace_back("-1");
-      for (const std::string& value : values) {
+      for (const std::string& value : testing::share_of_cases(values, num_options)) {
         SCOPED_TRACE(fmt::format("{} {} '{}'", command, option, value));
         Arguments arguments = with_positionals(command);
         arguments.insert(arguments.end(), {option, value});

@@ -35,4 +35,10 @@ constexpr Count few_of_count(Count count) {
   return std::max<Count>(1, count / static_cast<Count>(kCaseShare * kCaseShare));
 }
 
+/// And the cases themselves.
+template <typename Cases>
+auto few_of_cases(const Cases& all) {
+  return share_of_cases(share_of_cases(all, 0), 0);
+}
+
 }  // namespace tessera::testing

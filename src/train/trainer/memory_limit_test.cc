@@ -80,7 +80,7 @@ TEST_P(MemoryLimit, GivesTheBitsOfWhatStays) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MemoryLimit,
-                         ::testing::ValuesIn(testing::share_of_cases(every_third_layout(1), 0)),
+                         ::testing::ValuesIn(testing::few_of_cases(every_third_layout(1))),
                          [](const auto& info) { return info.param.name; });
 
 TEST(RandomMemoryLimit, GivesTheBitsOfWhatStays) {
