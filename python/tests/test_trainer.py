@@ -156,8 +156,8 @@ def test_ctrl_c_is_a_keyboard_interrupt_after_a_whole_step():
         import os, signal, threading, tessera
         config = tessera.Config("tiny", {"data.text": "text.txt", "data.sequence_length": 32, "train.steps": 100000,
                                          "run.folder": "stopped", "run.device": "cpu"})
-        threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         trainer = tessera.Trainer(config)
+        threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         try:
             for metrics in trainer:
                 pass
