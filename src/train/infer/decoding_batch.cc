@@ -299,9 +299,7 @@ std::vector<DecodedToken> DecodingBatch::decode(const std::vector<Piece>& pieces
     const DecodingRequest& request = piece.sequence->request;
     for (size_t i = 0; i < piece.positions.size(); ++i) {
       const int64_t row = std::ssize(result);
-      require(!std::isnan(chosen.log_probabilities[row]),
-              "the model gives no probabilities (its logits are NaN or infinite); its training "
-              "diverged");
+      require_probability(!std::isnan(chosen.log_probabilities[row]));
       DecodedToken token{{chosen.tokens[row], chosen.log_probabilities[row]}, {}};
       if (request.num_alternatives > 0)
         token.alternatives = most_likely(log_softmax(model.logits_of(row), 0),

@@ -54,6 +54,12 @@ std::vector<double> log_softmax(const Tensor& logits, int64_t row) {
   return values;
 }
 
+void require_probability(bool is_there) {
+  require(is_there,
+          "the model gives no probabilities (its logits are NaN or infinite); its training "
+          "diverged");
+}
+
 TokenRule token_rule(const GenerateOptions& options, Random& random) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   return {.temperature = options.temperature,
@@ -65,9 +71,8 @@ TokenRule token_rule(const GenerateOptions& options, Random& random) {
 
 int32_t sample_token(const std::vector<double>& log_probabilities, const GenerateOptions& options,
                      Random& random) {
-  require(
-      std::ranges::none_of(log_probabilities, [](double x) { return std::isnan(x); }),
-      "the model gives no probabilities (its logits are NaN or infinite); its training diverged");
+  require_probability(
+      std::ranges::none_of(log_probabilities, [](double x) { return std::isnan(x); }));
   std::vector<int32_t> ids(log_probabilities.size());
   std::vector<double> weights(log_probabilities.size());
   return choose_token(log_probabilities, token_rule(options, random), ids, weights);

@@ -44,6 +44,9 @@ struct Generated {
 /// Log-probabilities of all tokens from logits, in double.
 std::vector<double> log_softmax(const Tensor& logits, int64_t row);
 
+/// Throws UserError where a model's logits gave no probability.
+void require_probability(bool is_there);
+
 /// The same options for one token, with the next number of the stream where one is drawn.
 TokenRule token_rule(const GenerateOptions& options, Random& random);
 

@@ -351,13 +351,7 @@ class TrainLoop {
 
   /// Of the last step.
   std::vector<ExpertLoad> list_expert_loads() const {
-    std::vector<ExpertLoad> list;
-    auto loads = trainer_.expert_loads();
-    size_t next = 0;
-    for (int64_t layer = 0; layer < settings_.model.all_layers(); ++layer) {
-      if (settings_.model.is_moe_layer(layer)) list.push_back({layer, std::move(loads[next++])});
-    }
-    return list;
+    return loads_by_layer(trainer_.expert_loads(), settings_.model);
   }
 
   Trainer& trainer_;

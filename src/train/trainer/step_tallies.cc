@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -85,6 +86,16 @@ void add_objective(std::vector<NamedNumber> numbers, StepRecord& record) {
   if (loss == record.objective.end()) return;
   record.loss = loss->value;
   record.objective.erase(loss);
+}
+
+std::vector<ExpertLoad> loads_by_layer(std::vector<std::vector<int64_t>> loads,
+                                       const ModelConfig& model) {
+  std::vector<ExpertLoad> list;
+  size_t next = 0;
+  for (int64_t layer = 0; layer < model.all_layers(); ++layer) {
+    if (model.is_moe_layer(layer)) list.push_back({layer, std::move(loads.at(next++))});
+  }
+  return list;
 }
 
 }  // namespace tessera

@@ -30,5 +30,8 @@ void add_objective(std::vector<NamedNumber> numbers, StepRecord& record);
 
 /// The tokens of a step that came to each expert, by layer.
 std::vector<std::vector<int64_t>> list_loads(const std::vector<ExpertState>& experts);
+/// The same for the record of a step; `loads` are those of all MoE layers.
+std::vector<ExpertLoad> loads_by_layer(std::vector<std::vector<int64_t>> loads,
+                                       const ModelConfig& model);
 
 }  // namespace tessera
