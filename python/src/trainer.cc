@@ -3,10 +3,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <ostream>
 #include <streambuf>
+#include <type_traits>
+#include <utility>
 
 #include "comm/launch/launch.h"
 #include "config_box.h"
@@ -21,6 +24,11 @@ class LineBuffer final : public std::streambuf {
  public:
   explicit LineBuffer(std::function<void(std::string)> take) : take_(std::move(take)) {}
 
+  /// What Python raised where it was told a line, Ctrl-C among it: a stream would lose that.
+  void rethrow() {
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
  private:
   int_type overflow(int_type c) override {
     if (c == traits_type::eof()) return c;
@@ -29,12 +37,17 @@ class LineBuffer final : public std::streambuf {
       return c;
     }
     const nb::gil_scoped_acquire acquired;
-    take_(std::exchange(line_, {}));
+    try {
+      take_(std::exchange(line_, {}));
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
+    }
     return c;
   }
 
   std::function<void(std::string)> take_;
   std::string line_;
+  std::exception_ptr error_;
 };
 
 bool names_data(const DataSettings& data) {
@@ -91,6 +104,7 @@ class TrainerBox {
                                                       .terminal = {},
                                                       .given_batches = !has_data_},
                                          *world_, out_);
+    lines_.rethrow();
     Trainer& trainer = run_->trainer();
     require(trainer.state().weights() == nullptr,
             "parallel.shard = \"full\" is for several ranks; Python trains on one");
@@ -103,8 +117,21 @@ class TrainerBox {
                    mutex_, [&trainer] { trainer.state().wait_weights(); });
   }
 
-  std::mutex& mutex() { return mutex_; }
   TrainingRun& run() { return *run_; }
+  /// Calls what computes with the run, then raises what was raised meanwhile.
+  template <typename Work>
+  auto act(const Work& work) {
+    return compute(mutex_, [&] {
+      if constexpr (std::is_void_v<decltype(work(*run_))>) {
+        work(*run_);
+        lines_.rethrow();
+      } else {
+        auto result = work(*run_);
+        lines_.rethrow();
+        return result;
+      }
+    });
+  }
   ModelBox& model() { return *model_; }
   bool has_data() const { return has_data_; }
 
@@ -114,10 +141,10 @@ class TrainerBox {
         "the run has no data (data.text, data.tokens or data.blend), and the step was given none");
     std::optional<TokenRows> rows;
     if (given) rows = read_tokens(*given, run_->trainer().settings().model.vocab_size);
-    return compute(mutex_, [&] {
-      if (rows) run_->trainer().give_batches(cut_batches(*rows));
+    return act([&](TrainingRun& run) {
+      if (rows) run.trainer().give_batches(cut_batches(*rows));
       if (!model_->parts().backend.is_host()) model_->forget();
-      return run_->step();
+      return run.step();
     });
   }
 
@@ -173,10 +200,10 @@ void add_trainer(nb::module_& module) {
           nb::arg("tokens").none(), nb::arg("labels").none(), nb::arg("documents").none())
       .def("evaluate",
            [](TrainerBox& self) {
-             return compute(self.mutex(), [&] { return self.run().validate(); });
+             return self.act([](TrainingRun& run) { return run.validate(); });
            })
-      .def("save", [](TrainerBox& self) { compute(self.mutex(), [&] { self.run().save(); }); })
-      .def("end", [](TrainerBox& self) { compute(self.mutex(), [&] { self.run().end(); }); })
+      .def("save", [](TrainerBox& self) { self.act([](TrainingRun& run) { run.save(); }); })
+      .def("end", [](TrainerBox& self) { self.act([](TrainingRun& run) { run.end(); }); })
       .def("model", &TrainerBox::model, nb::rv_policy::reference_internal)
       .def_prop_ro("has_data", &TrainerBox::has_data)
       .def_prop_ro("has_ended", [](TrainerBox& self) { return self.run().has_ended(); })

@@ -1,5 +1,6 @@
 """Training by Python gives the program's bits."""
 import gc
+import io
 import pathlib
 import subprocess
 import sys
@@ -169,6 +170,20 @@ def test_ctrl_c_is_a_keyboard_interrupt_after_a_whole_step():
     assert done.returncode == 0, done.stderr
     step = int(done.stdout.split()[1])
     assert step > 0 and tessera.read_checkpoint("stopped").step == step
+
+
+def test_what_is_raised_where_a_line_is_told_is_raised(monkeypatch):
+    class Stopped(io.StringIO):
+        def write(self, text):
+            raise KeyboardInterrupt
+
+    config = tiny(**{"run.folder": "told"})
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Stopped())
+        with pytest.raises(KeyboardInterrupt):
+            tessera.Trainer(config, verbose=True)
+    with tessera.Trainer(config) as trainer:  # the folder is free
+        assert next(iter(trainer)).step == 1
 
 
 def test_refuses_to_be_one_of_several_ranks(monkeypatch):
