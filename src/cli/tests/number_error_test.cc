@@ -1,8 +1,8 @@
 #include <regex>
 
 #include "cli/tests/cli_testing.h"
+#include "core/testing/case_share.h"
 #include "train/setup/settings.h"
-#include "train/testing/case_share.h"
 
 namespace tessera {
 namespace {

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "comm/thread/thread_world.h"
+#include "core/testing/case_share.h"
 #include "model/proof/mutants_testing.h"
-#include "train/testing/case_share.h"
 
 namespace tessera {
 namespace {

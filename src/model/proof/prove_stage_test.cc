@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/testing/case_share.h"
 #include "model/proof/proof_testing.h"
 
 namespace tessera {
@@ -14,7 +15,7 @@ class ProvenLayout : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(ProvenLayout, HoldsForEveryKindOfModel) {
   int num_planned = 0;
-  for (const Case& model : testing::gradient_cases()) {
+  for (const Case& model : testing::share_of_cases(testing::gradient_cases(), 0)) {
     SCOPED_TRACE(model.name);
     const auto stage = testing::plan_stage(model.config, GetParam());
     if (!stage) continue;
@@ -22,11 +23,11 @@ TEST_P(ProvenLayout, HoldsForEveryKindOfModel) {
     const StageProof proof = prove_stage(*stage);
     EXPECT_EQ(proof.faults, ShardingFaults());
   }
-  EXPECT_GT(num_planned, 10);
+  EXPECT_GT(num_planned, testing::share_of_count(10));
 }
 
 TEST_P(ProvenLayout, HoldsWhereLogitsAreMeasured) {
-  for (const Case& model : testing::gradient_cases()) {
+  for (const Case& model : testing::share_of_cases(testing::gradient_cases(), 1)) {
     SCOPED_TRACE(model.name);
     const auto stage = testing::plan_stage(model.config, GetParam(), 0, {}, 1.0);
     if (stage) {

@@ -2,6 +2,7 @@
 // activations that are part of products.
 #include <gtest/gtest.h>
 
+#include "core/testing/case_share.h"
 #include "model/run/gradient_cases.h"
 
 namespace tessera {
@@ -48,7 +49,7 @@ ModelConfig gathering(ModelConfig config, GatherFusion fusion) {
 }
 
 TEST(FusedGathers, GiveBitwiseTheSameGradientsAndKeepNoMore) {
-  for (const Case& c : gradient_cases()) {
+  for (const Case& c : testing::share_of_cases(gradient_cases(), 0)) {
     for (const RecomputePolicy& policy : {RecomputePolicy{}, RecomputePolicy{"all"}}) {
       SCOPED_TRACE(fmt::format("{}, {} names", c.name, policy.size()));
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -74,7 +75,7 @@ TEST(FusedGathers, LeaveOutTheCopyOfEveryMoeLayer) {
 }
 
 TEST(FusedActivations, GiveBitwiseTheSameGradientsInNoMoreMemory) {
-  for (const Case& c : gradient_cases()) {
+  for (const Case& c : testing::share_of_cases(gradient_cases(), 1)) {
     for (const RecomputePolicy& policy :
          {RecomputePolicy{}, RecomputePolicy{"expert_act"}, RecomputePolicy{"all"}}) {
       if (policy == RecomputePolicy{"expert_act"} && c.config.moe.num_experts == 0) continue;

@@ -2,10 +2,10 @@
 
 #include "comm/staged_world.h"
 #include "comm/thread/thread_world.h"
+#include "core/testing/case_share.h"
 #include "model/run/slab_bytes.h"
 #include "ops/testing/shadow_backend.h"
 #include "step/run/layout_testing.h"
-#include "train/testing/case_share.h"
 
 namespace tessera::testing {
 namespace {
@@ -247,7 +247,8 @@ TEST_P(ShadowLayouts, OffloadedValuesGiveTheBitsOfThoseThatStay) {
   expect_same_step(run_layout(c, DType::kF32, run_shadow_ranks), kept, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ShadowLayouts, ::testing::ValuesIn(model_layouts()),
+INSTANTIATE_TEST_SUITE_P(All, ShadowLayouts,
+                         ::testing::ValuesIn(share_of_cases(model_layouts(), 1)),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Whole models spread over ranks of the host, by what the GPUs' test runs: see layout_cuda_test.cc.
 #include "comm/staged_world.h"
 #include "comm/thread/thread_world.h"
+#include "core/testing/case_share.h"
 #include "step/run/layout_testing.h"
 
 namespace tessera::testing {
@@ -43,7 +44,7 @@ TEST_P(HostLayouts, OffloadedValuesGiveTheBitsOfThoseThatStay) {
   expect_same_step(run_layout(c, DType::kF32, run_host_ranks), kept, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HostLayouts, ::testing::ValuesIn(model_layouts()),
+INSTANTIATE_TEST_SUITE_P(All, HostLayouts, ::testing::ValuesIn(share_of_cases(model_layouts(), 0)),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

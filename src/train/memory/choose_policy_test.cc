@@ -6,12 +6,12 @@
 
 #include <algorithm>
 
+#include "core/testing/case_share.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/testing/shadow_backend.h"
 #include "step/build/estimate_passes.h"
 #include "train/memory/search_policy.h"
 #include "train/state/load_settings.h"
-#include "train/testing/case_share.h"
 #include "train/verify/verify.h"
 
 namespace tessera {
@@ -195,7 +195,7 @@ TEST_P(Budget, TakesLongerTheLessThereIs) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Budget,
-    ::testing::Combine(::testing::ValuesIn(testing::share_of_cases(list_models(), 0)),
+    ::testing::Combine(::testing::ValuesIn(testing::few_of_cases(list_models())),
                        ::testing::Bool()),
     [](const auto& info) {
       return std::get<0>(info.param).name + (std::get<1>(info.param) ? "_host" : "_device");

@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "core/random.h"
+#include "core/testing/case_share.h"
 #include "model/run/slab_bytes.h"
 #include "step/build/reorder_plan.h"
 #include "step/check_plan.h"
 #include "step/simulate_plan.h"
 #include "step/step_memory.h"
 #include "train/memory/planned_rank.h"
-#include "train/testing/case_share.h"
 #include "train/testing/random_layout.h"
 #include "train/verify/verify.h"
 
@@ -28,7 +28,7 @@ std::vector<StepPlan> plan_ranks(const RandomLayout& layout) {
 
 /// The plans of all ranks of random layouts, with their optimizers, fit together.
 TEST(PlannedStep, RanksOfRandomLayoutsFitTogether) {
-  constexpr uint64_t kLayouts = 25;
+  constexpr uint64_t kLayouts = testing::share_of_count(25);
   for (uint64_t seed = 0; seed < kLayouts; ++seed) {
     RandomLayout layout = testing::draw_layout(seed, 8);
     SCOPED_TRACE(testing::describe(layout));

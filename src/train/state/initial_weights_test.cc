@@ -8,7 +8,7 @@
 
 #include "comm/thread/thread_world.h"
 #include "core/file/file.h"
-#include "train/testing/case_share.h"
+#include "core/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/trainer/trainer.h"
 

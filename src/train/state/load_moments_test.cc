@@ -8,8 +8,8 @@
 #include <mutex>
 
 #include "comm/thread/thread_world.h"
+#include "core/testing/case_share.h"
 #include "ops/adamw/moment_blocks.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/tiny_run.h"
 
@@ -99,7 +99,8 @@ TEST(LoadMoments, RectanglesOfAnyLayout) {
       const Settings settings = settings_with_blocks(folder, formats);
       const Tensors saved = run_to_step_2(settings, layout_named(saved_on), true);
       int num_scales = 0;
-      for (const char* loaded_on : {"one", "tp2", "pp2dp3", "ep2", "hybrid", "full"}) {
+      const std::vector<const char*> others = {"one", "tp2", "pp2dp3", "ep2", "hybrid", "full"};
+      for (const char* loaded_on : testing::share_of_cases(others, 1)) {
         SCOPED_TRACE(fmt::format("from {} to {}", saved_on, loaded_on));
         const Tensors loaded = run_to_step_2(settings, layout_named(loaded_on), false);
         ASSERT_EQ(loaded.size(), saved.size());
@@ -125,7 +126,7 @@ TEST(LoadMoments, FromAnyFormatToAnyOther) {
     const StateFormats formats = {from, from, MasterKind::kRemainder8};
     const Tensors state = run_to_step_2(settings_with_blocks(folder, formats), layout, true);
     const auto saved = read_moments(state);
-    for (const MomentKind to : kKinds) {
+    for (const MomentKind to : testing::share_of_cases(kinds, 2)) {
       SCOPED_TRACE(fmt::format("from {} to {}", moment_name(from), moment_name(to)));
       const StateFormats own = {to, to, MasterKind::kRemainder8};
       const auto loaded =

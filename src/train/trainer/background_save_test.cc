@@ -7,7 +7,7 @@
 #include "checkpoint/snapshot.h"
 #include "comm/thread/thread_world.h"
 #include "core/file/file.h"
-#include "train/testing/case_share.h"
+#include "core/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/shadow_devices.h"
 #include "train/trainer/trainer.h"

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/testing/case_share.h"
 #include "train/infer/loaded_model.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"
 #include "train/testing/shadow_devices.h"

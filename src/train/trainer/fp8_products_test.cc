@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "core/file/file.h"
+#include "core/testing/case_share.h"
 #include "model/proof/prove_stage.h"
 #include "runtime/cuda/cuda_backend.h"
 #include "train/memory/planned_rank.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
 #include "train/testing/shadow_devices.h"
@@ -54,10 +54,12 @@ std::vector<testing::NamedLayout> layouts() {
 
 /// The operands are the same numbers, so results differ by sums and roundings alone.
 TEST_F(Fp8Products, LearnAsTheEmulation) {
-  for (const auto& [recipe, saved] :
-       {std::pair("rowwise", SavedPrecision::kBf16), std::pair("blockwise", SavedPrecision::kBf16),
-        std::pair("rowwise", SavedPrecision::kFp8),
-        std::pair("rowwise", SavedPrecision::kFp8All)}) {
+  const std::vector<std::pair<const char*, SavedPrecision>> cases = {
+      {"rowwise", SavedPrecision::kBf16},
+      {"blockwise", SavedPrecision::kBf16},
+      {"rowwise", SavedPrecision::kFp8},
+      {"rowwise", SavedPrecision::kFp8All}};
+  for (const auto& [recipe, saved] : testing::share_of_cases(cases, 0)) {
     SCOPED_TRACE(recipe);
     Settings emulated = settings("emulated", recipe);
     emulated.precision.emulate = true;

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
+#include "core/testing/case_share.h"
 #include "train/setup/replica_groups.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
 #include "train/testing/random_layout.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/file/file.h"
-#include "train/testing/case_share.h"
+#include "core/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 
 namespace tessera {
@@ -28,7 +28,7 @@ TEST_P(LayoutCheckpoints, ContinueOnAnyOther) {
   const testing::RunEnd whole = testing::run_steps(settings, layouts[0], 3, false);
   settings.run.folder = (folder_ / "saved").string();
   testing::run_steps(settings, GetParam(), 2, true);
-  for (const auto& loaded : layouts) {
+  for (const auto& loaded : testing::share_of_cases(layouts, 0)) {
     SCOPED_TRACE("continued on " + loaded.name);
     const testing::RunEnd end = testing::run_steps(settings, loaded, 3, false);
     ASSERT_EQ(end.losses.size(), 1);

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "train/testing/case_share.h"
+#include "core/testing/case_share.h"
 #include "train/testing/random_layout.h"
 #include "train/verify/verify.h"
 

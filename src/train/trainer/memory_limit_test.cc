@@ -5,9 +5,9 @@
 #include <mutex>
 
 #include "comm/thread/thread_world.h"
+#include "core/testing/case_share.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/testing/shadow_backend.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"
 #include "train/testing/shadow_devices.h"

@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "core/out_of_memory.h"
+#include "core/testing/case_share.h"
 #include "ops/registry/cpu_kernels.h"
 #include "train/memory/planned_rank.h"
 #include "train/setup/size_check.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"
 #include "train/testing/shadow_devices.h"

@@ -1,11 +1,11 @@
 // Every family of options has programs that a GPU's kernels take. No GPU is needed.
 #include <gtest/gtest.h>
 
+#include "core/testing/case_share.h"
 #include "model/run/forward_model.h"
 #include "runtime/cuda/cuda_backend.h"
 #include "train/memory/planned_rank.h"
 #include "train/setup/device_overhead.h"
-#include "train/testing/case_share.h"
 #include "train/testing/option_families.h"
 
 namespace tessera {

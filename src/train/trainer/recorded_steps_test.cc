@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "train/testing/case_share.h"
+#include "core/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
 #include "train/testing/shadow_devices.h"

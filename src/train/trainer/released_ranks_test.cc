@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/thread/thread_world.h"
-#include "train/testing/case_share.h"
+#include "core/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"
 #include "train/testing/shadow_devices.h"

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "comm/thread/thread_world.h"
+#include "core/testing/case_share.h"
 #include "train/setup/replica_groups.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
 #include "train/testing/random_layout.h"

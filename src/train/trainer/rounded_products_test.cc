@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/testing/case_share.h"
 #include "train/infer/loaded_model.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
 #include "train/testing/tiny_run.h"
@@ -131,11 +131,13 @@ TEST_F(RoundedProducts, LayoutsAgree) {
       {"tensorwise_delayed", SavedPrecision::kBf16},
       {"rowwise", SavedPrecision::kFp8},
       {"rowwise", SavedPrecision::kFp8All}};
-  for (size_t number = 0; number < cases.size(); ++number) {
+  int number = 0;
+  for (const auto& [recipe, saved] : testing::share_of_cases(cases, 0)) {
+    ++number;
     Settings settings = testing::settings_for_layouts(folder_.file(""));
     settings.train.precision = Precision::kFp8;
-    settings.precision.recipe = cases[number].first;
-    settings.precision.saved = cases[number].second;
+    settings.precision.recipe = recipe;
+    settings.precision.saved = saved;
     settings.run.resume = ResumeMode::kNever;
     const auto run_on = [&](const NamedLayout& layout) {
       settings.run.folder = folder_.file(fmt::format("{}-{}", number, layout.name));
@@ -144,7 +146,7 @@ TEST_F(RoundedProducts, LayoutsAgree) {
     const std::vector<NamedLayout> layouts = testing::layouts_for_checkpoints();
     const RunEnd one = run_on(layouts[0]);
     for (const NamedLayout& layout : testing::share_of_cases(layouts, 1)) {
-      SCOPED_TRACE(fmt::format("case {}, {} on {}", number, cases[number].first, layout.name));
+      SCOPED_TRACE(fmt::format("case {}, {} on {}", number, recipe, layout.name));
       const RunEnd end = run_on(layout);
       if (layout.name == "pp2") testing::expect_same_end(end, one);
       ASSERT_EQ(end.losses.size(), one.losses.size());

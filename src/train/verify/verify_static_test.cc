@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "comm/planned_world.h"
+#include "core/testing/case_share.h"
 #include "runtime/cuda/cuda_backend.h"
 #include "train/memory/planned_rank.h"
-#include "train/testing/case_share.h"
 #include "train/testing/option_families.h"
 #include "train/testing/random_layout.h"
 
