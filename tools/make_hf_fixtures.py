@@ -100,6 +100,17 @@ CASES = {
         linear_value_head_dim=4, linear_conv_kernel_dim=2, tie_word_embeddings=True,
         layer_types=["full_attention", "linear_attention", "full_attention"],
         rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5))),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", dict(
+        SMALL, **EXPERTS, num_hidden_layers=3, rms_norm_eps=1e-3, head_dim=16, num_experts=4, shared_expert_intermediate_size=24,
+        output_router_logits=True, router_aux_loss_coef=0.05, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=6, linear_value_head_dim=10, linear_conv_kernel_dim=4, tie_word_embeddings=True,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25, mrope_interleaved=True,
+                             mrope_section=[1, 1, 0]))),
+    "qwen3_5_text": ("Qwen3_5", dict(
+        SMALL, num_hidden_layers=4, rms_norm_eps=1e-3, head_dim=8, attention_bias=True, linear_num_key_heads=3,
+        linear_num_value_heads=3, linear_key_head_dim=8, linear_value_head_dim=4, linear_conv_kernel_dim=2,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5))),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
@@ -118,7 +129,8 @@ def learning_rate(step, steps, warmup=3, peak=3e-3, floor=0.1):
 
 
 def is_centred_norm(model, name):
-    return model.config.model_type == "qwen3_next" and "norm" in name and "linear_attn" not in name
+    centred = ("qwen3_next", "qwen3_5_moe_text", "qwen3_5_text")
+    return model.config.model_type in centred and "norm" in name and "linear_attn" not in name
 
 
 def randomize(model, generator):
@@ -190,7 +202,8 @@ def name_published(path, model_type):
 
 def make(case, root):
     family, options = CASES[case]
-    config = getattr(transformers, family + "Config")(**options)
+    config_class = getattr(transformers, family + "TextConfig", None) or getattr(transformers, family + "Config")
+    config = config_class(**options)
     config._attn_implementation = "eager"
     generator = torch.Generator().manual_seed(sum(case.encode()))
     model = getattr(transformers, family + "ForCausalLM")(config).float().train()

@@ -1,5 +1,6 @@
 #include "hf/convert.h"
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -212,6 +213,34 @@ class Refusal : public ::testing::Test {
   }
   ScratchFolder scratch_;
 };
+
+/// As Qwen3.5 is published: the text part below another name, beside encoders.
+TEST_F(Refusal, OfAModelWithEncodersTheTextPartIsTaken) {
+  const std::string fixture = "qwen3_5_moe_text";
+  const LooseTensors plain = read_loose(hf_fixture(fixture));
+  LooseTensors whole;
+  for (const auto& [name, tensor] : plain)
+    whole["model.language_model." + name.substr(std::string("model.").size())] = tensor;
+  whole["model.visual.patch_embed.proj.weight"] = plain.begin()->second;
+  write_model(scratch_ / "whole", fixture, whole);
+  nlohmann::json text =
+      nlohmann::json::parse(read_text_file(scratch_ / "whole" / "config.json", int64_t{1} << 20));
+  text.erase("architectures");
+  const nlohmann::json config = {
+      {"model_type", "qwen3_5_moe"}, {"tie_word_embeddings", true}, {"text_config", text}};
+  write_file_synced(scratch_ / "whole" / "config.json", config.dump());
+  const ConvertReport report = import_plain(scratch_ / "whole", scratch_ / "imported");
+  EXPECT_THAT(fmt::format("{}", fmt::join(report.notes, "\n")), HasSubstr("1 tensors of encoders"));
+  const ImportedConfig read = read_hf_config(hf_fixture(fixture));
+  export_plain(scratch_ / "imported", scratch_ / "exported", read.model, DType::kF32);
+  EXPECT_EQ(read_loose(scratch_ / "exported"), plain);
+  EXPECT_THAT(find_differences(read_hf_config(scratch_ / "exported").model, read.model),
+              ::testing::IsEmpty());
+  whole["model.norm.weight"] = plain.at("model.norm.weight");
+  write_loose(scratch_ / "whole" / kHfWeightsFile, whole);
+  EXPECT_THAT(error_of([&] { import_plain(scratch_ / "whole", scratch_ / "again"); }),
+              HasSubstr("twice"));
+}
 
 TEST_F(Refusal, ListsMissingLeftOverAndMisshapenTensors) {
   const std::string error = import_changed([](LooseTensors& tensors) {

@@ -55,6 +55,15 @@ std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
   return names;
 }
 
+/// Of a model with encoders of images, these.
+std::vector<std::string> find_encoders(const HfTensors& tensors) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors.all()) {
+    if (name.starts_with("model.visual.")) names.push_back(name);
+  }
+  return names;
+}
+
 /// Names that are left out on purpose, each kind with a note.
 std::vector<std::string> find_ignored(const ImportRequest& request, Import& work) {
   std::vector<std::string> ignored = find_rotary_tables(work.tensors);
@@ -75,6 +84,13 @@ std::vector<std::string> find_ignored(const ImportRequest& request, Import& work
         "{} tensors of multi-token prediction are left out, as --drop-mtp asks", mtp.size()));
   }
   ignored.insert(ignored.end(), mtp.begin(), mtp.end());
+  if (work.config.of_whole) {
+    const auto encoders = find_encoders(work.tensors);
+    work.notes.push_back(
+        fmt::format("the model of text is taken; {} tensors of encoders of images are left out",
+                    encoders.size()));
+    ignored.insert(ignored.end(), encoders.begin(), encoders.end());
+  }
   const std::vector<std::string> scales = list_scales(work.tensors);
   ignored.insert(ignored.end(), scales.begin(), scales.end());
   return ignored;
@@ -169,6 +185,7 @@ Import prepare(const ImportRequest& request) {
               .record = {},
               .notes = {}};
   work.notes = work.config.notes;
+  if (work.config.of_whole) work.tensors.name_as_text_model();
   const HfLayout layout = detect_layout(*work.config.family, work.config.model, work.tensors);
   check_plausible(work, layout);
   const auto ignored = find_ignored(request, work);

@@ -61,6 +61,12 @@ constexpr std::string_view kCommonFixed =
         "qkv_bias": false, "mlp_bias": false, "use_qk_norm": false, "partial_rotary_factor": 1.0,
         "router_jitter_noise": 0.0, "clip_qkv": null, "per_layer_config": null})";
 
+/// Keys of a model with encoders of images that say nothing of its text part, or are taken over.
+constexpr std::array kWholeKeys = {
+    "text_config",           "vision_config",       "image_token_id",      "video_token_id",
+    "vision_start_token_id", "vision_end_token_id", "tie_word_embeddings", "quantization_config",
+    "pad_token_id",          "initializer_range"};
+
 constexpr std::array kExpertCountKeys = {"num_experts", "num_local_experts", "n_routed_experts"};
 
 json parse_literal(std::string_view text) {
@@ -124,6 +130,14 @@ std::string read_key(const Family& family, const std::string& name) {
   return common || std::ranges::find(renamed, json(name)) == renamed.end() ? key : "";
 }
 
+void check_architectures(const json& file, std::string_view expected, std::string_view where) {
+  const auto found = file.find("architectures");
+  if (found == file.end() || found->is_null()) return;
+  require(found->is_array() && found->size() == 1 && found->front() == expected,
+          "{}: architectures is {}, and only [\"{}\"] is supported", where,
+          quote_for_message(found->dump()), expected);
+}
+
 /// The value of every layer where a list says it of each.
 json joined_list(const json& value) {
   const bool equal = value.is_array() && !value.empty() &&
@@ -147,6 +161,13 @@ const Family& find_family(std::string_view model_type) {
              did_you_mean(model_type, names), fmt::join(names, ", "));
 }
 
+const Family* find_text_family(std::string_view whole_type) {
+  const auto found = std::ranges::find_if(families(), [&](const Family& family) {
+    return !family.whole[0].empty() && family.whole[0] == whole_type;
+  });
+  return found == families().end() ? nullptr : &*found;
+}
+
 std::string_view canonical_key(const Family& family, std::string_view key) {
   if (!is_expert_count(key)) return key;
   for (const char* name : kExpertCountKeys) {
@@ -163,6 +184,35 @@ std::string file_key(const Family& family, std::string_view key) {
   return std::string(key);
 }
 
+std::optional<std::string> find_text_config(std::string_view text, const std::string& where) {
+  constexpr int kMaxDepth = 16;
+  const json file = parse_strict_json(text, where, kMaxDepth);
+  const std::string& type = json_text(json_member(file, "model_type", where), "model_type", where);
+  const Family* family = find_text_family(type);
+  if (family == nullptr) return std::nullopt;
+  check_architectures(file, family->whole[1], where);
+  for (const auto& [name, value] : file.items()) {
+    const bool known = std::ranges::find(kWholeKeys, name) != kWholeKeys.end() ||
+                       std::ranges::find(kHarmless, name) != kHarmless.end();
+    require(known,
+            "{}: the key {} is unknown for model type '{}', so what it changes is unknown too",
+            where, quote_for_message(name), type);
+  }
+  json inner = json_member(file, "text_config", where);
+  require(inner.is_object(), "{}: 'text_config' must be an object, found {}", where,
+          quote_for_message(inner.dump()));
+  require(inner.value("model_type", json(family->model_type)) == family->model_type,
+          "{}: the model type of 'text_config' is {}; expected \"{}\"", where,
+          quote_for_message(inner["model_type"].dump()), family->model_type);
+  inner["model_type"] = family->model_type;
+  inner["architectures"] = json::array({family->architecture});
+  // transformers ties tables by what the whole says.
+  inner["tie_word_embeddings"] = file.value("tie_word_embeddings", json(false));
+  if (file.contains("quantization_config"))
+    inner["quantization_config"] = file["quantization_config"];
+  return inner.dump();
+}
+
 ConfigJson::ConfigJson(std::string_view text, std::string where) : where_(std::move(where)) {
   constexpr int kMaxDepth = 16;
   const json file = parse_strict_json(text, where_, kMaxDepth);
@@ -173,16 +223,8 @@ ConfigJson::ConfigJson(std::string_view text, std::string where) : where_(std::m
   } catch (const UserError& error) {
     user_error("{}: {}", where_, error.what());
   }
-  check_architecture(file);
+  check_architectures(file, family_->architecture, where_);
   merge(file);
-}
-
-void ConfigJson::check_architecture(const json& file) const {
-  const auto found = file.find("architectures");
-  if (found == file.end() || found->is_null()) return;
-  require(found->is_array() && found->size() == 1 && found->front() == family_->architecture,
-          "{}: architectures is {}, and only [\"{}\"] is supported", where_,
-          quote_for_message(found->dump()), family_->architecture);
 }
 
 void ConfigJson::merge(const json& file) {

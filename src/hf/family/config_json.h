@@ -37,12 +37,15 @@ class ConfigJson {
 
  private:
   void merge(const nlohmann::json& file);
-  void check_architecture(const nlohmann::json& file) const;
 
   std::string where_;
   const Family* family_ = nullptr;
   std::shared_ptr<nlohmann::json> values_;
 };
+
+/// Where the file is of a model with encoders of images (Family::whole), the config.json of its
+/// text part alone.
+std::optional<std::string> find_text_config(std::string_view text, const std::string& where);
 
 /// The names by which one and the same value goes in different families, e.g. of the number of
 /// experts; the one that `family` declares.

@@ -383,11 +383,56 @@ constexpr Family kQwen3Next = {
     .shared_name = "shared_expert",
 };
 
+/// Of multi-token prediction, which transformers leaves out, and of other programs' states.
+constexpr std::string_view kQwen35Unused =
+    R"(["mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype"])";
+
+constexpr Family kQwen35 = {
+    .model_type = "qwen3_5_text",
+    .architecture = "Qwen3_5ForCausalLM",
+    .whole = {"qwen3_5", "Qwen3_5ForConditionalGeneration"},
+    .defaults = R"({"vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
+        "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+        "partial_rotary_factor": 0.25, "attention_bias": false, "layer_types": null,
+        "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32})",
+    .fixed = R"({"attn_output_gate": true, "mlp_only_layers": []})",
+    .unused = kQwen35Unused,
+    .qk_norm = QkNorm::kHead,
+    .output_bias = true,
+    .gated_delta = true,
+    .apart_delta = true,
+};
+
+constexpr Family kQwen35Moe = {
+    .model_type = "qwen3_5_moe_text",
+    .architecture = "Qwen3_5MoeForCausalLM",
+    .whole = {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"},
+    .defaults = R"({"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 5632,
+        "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+        "partial_rotary_factor": 0.25, "attention_bias": false, "layer_types": null,
+        "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 256,
+        "num_experts_per_tok": 8, "output_router_logits": false, "router_aux_loss_coef": 0.001})",
+    .fixed = R"({"attn_output_gate": true, "mlp_only_layers": [], "decoder_sparse_step": 1,
+        "norm_topk_prob": true})",
+    .unused = kQwen35Unused,
+    .qk_norm = QkNorm::kHead,
+    .output_bias = true,
+    .gated_delta = true,
+    .apart_delta = true,
+    .shared_name = "shared_expert",
+};
+
 constexpr std::array kFamilies = {
-    kLlama,     kMistral,          kQwen2,       kQwen3,         kMixtral,    kQwen3Moe,
-    kOlmoe,     kQwen2Moe,         kDeepseekV2,  kDeepseekV3,    kGlm4Moe,    kGptOss,
-    kDots1,     kMinimaxM2,        kErnie45Moe,  kHunyuanV1Moe,  kGraniteMoe, kHyV3,
-    kSolarOpen, kGraniteMoeShared, kGlm4MoeLite, make_kimi_k2(), kQwen3Next};
+    kLlama,        kMistral,       kQwen2,     kQwen3,      kMixtral,
+    kQwen3Moe,     kOlmoe,         kQwen2Moe,  kDeepseekV2, kDeepseekV3,
+    kGlm4Moe,      kGptOss,        kDots1,     kMinimaxM2,  kErnie45Moe,
+    kHunyuanV1Moe, kGraniteMoe,    kHyV3,      kSolarOpen,  kGraniteMoeShared,
+    kGlm4MoeLite,  make_kimi_k2(), kQwen3Next, kQwen35,     kQwen35Moe};
 
 }  // namespace
 

@@ -46,6 +46,9 @@ enum class ExpertTensors {
 struct Family {
   std::string_view model_type;
   std::string_view architecture;
+  /// A model type, and its architecture, whose files hold this model beside encoders of images: its
+  /// configuration is their `text_config`, its tensors are below `model.language_model`.
+  std::array<std::string_view, 2> whole = {};
   /// A JSON object of the keys that the family reads, with transformers' defaults.
   std::string_view defaults;
   /// A JSON object of keys that may only have these values, or one of those in {"any": [...]}.
@@ -67,6 +70,8 @@ struct Family {
   /// Qwen3-Next: Gated DeltaNet in the layers that `layer_types` lists, or in all but every n-th;
   /// attention with an output gate; norms of 1 + weight
   bool gated_delta = false;
+  bool apart_delta =
+      false;  ///< Qwen3.5: whose projections are tensors of their own, not by key head
   bool one_shared = false;  ///< a shared expert of the experts' inner size, which no key says
   WindowRule window = WindowRule::kNone;
   RouterRule router = RouterRule::kSoftmax;
@@ -90,5 +95,7 @@ struct Family {
 std::span<const Family> families();
 /// Throws UserError with the known names where there is none.
 const Family& find_family(std::string_view model_type);
+/// The one whose `whole` is this model type; null where there is none.
+const Family* find_text_family(std::string_view whole_type);
 
 }  // namespace tessera

@@ -17,7 +17,9 @@ struct ImportedConfig {
   const Family* family = nullptr;
   ModelConfig model;
   int64_t max_length = 0;  ///< `max_position_embeddings`
-  std::string json;        ///< the text of config.json, but for `quantization_config`
+  bool of_whole = false;   ///< the text part of a model with encoders of images (Family::whole)
+  /// The text of config.json, of a whole that of its text part, but for `quantization_config`.
+  std::string json;
   /// Of weights that are stored as E4M3.
   std::optional<BlockScales> scales;
   /// Whether experts' weights may be stored as MXFP4 (packed_tensors.h).

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/testing/case_share.h"
 #include "hf/family/write_config.h"
 #include "hf/testing.h"
 
@@ -78,7 +79,7 @@ TEST(HfConfig, ReadsTheOldSpellingOfEveryFixture) {
 /// Tessera can have too.
 TEST(HfConfig, NoIntegerOfAnyKeyDoesHarm) {
   constexpr int64_t kOne = 1;
-  for (const std::string& name : hf_fixtures()) {
+  for (const std::string& name : testing::share_of_cases(hf_fixtures(), 0)) {
     const json config = fixture_json(name);
     for (const auto& [key, value] : config.items()) {
       if (!value.is_number_integer()) continue;
@@ -295,6 +296,60 @@ TEST(HfConfig, Qwen3NextHasGatedDeltaNetWhereItSaysSo) {
   EXPECT_THAT(parse(config).delta_layers, ElementsAre(0, 1)) << "all but every third";
   config.erase("full_attention_interval");
   EXPECT_THAT(parse(config).delta_layers, ElementsAre(0, 1, 2)) << "all but every fourth";
+}
+
+/// Qwen3.5 as it is published, with encoders of images.
+json whole_config() {
+  json text = fixture_json("qwen3_5_moe_text");
+  text.erase("architectures");
+  text["mtp_num_hidden_layers"] = 1;
+  text["attn_output_gate"] = true;
+  return {{"model_type", "qwen3_5_moe"}, {"architectures", {"Qwen3_5MoeForConditionalGeneration"}},
+          {"image_token_id", 60},        {"vision_config", {{"depth", 27}}},
+          {"tie_word_embeddings", true}, {"text_config", text}};
+}
+
+TEST(HfConfig, OfAModelWithEncodersTheTextPartIsRead) {
+  const ImportedConfig whole = parse_hf_config(whole_config().dump(), "config.json");
+  EXPECT_TRUE(whole.of_whole);
+  const ImportedConfig text =
+      parse_hf_config(fixture_json("qwen3_5_moe_text").dump(), "config.json");
+  EXPECT_FALSE(text.of_whole);
+  EXPECT_EQ(whole.family, text.family);
+  EXPECT_THAT(find_differences(whole.model, text.model), ElementsAre());
+  EXPECT_THAT(find_differences(parse_hf_config(whole.json, "config.json").model, text.model),
+              ElementsAre());
+  json untied = whole_config();
+  untied.erase("tie_word_embeddings");
+  EXPECT_FALSE(parse(untied).tie_embeddings);
+}
+
+TEST(HfConfigRefusal, NamesWhatAModelWithEncodersMayNotSay) {
+  const auto error = [](const json& config) -> std::string {
+    try {
+      parse(config);
+    } catch (const UserError& found) {
+      return found.what();
+    }
+    return "no error";
+  };
+  json config = whole_config();
+  config["audio_config"] = json::object();
+  EXPECT_THAT(error(config), HasSubstr("audio_config"));
+  config = whole_config();
+  config.erase("text_config");
+  EXPECT_THAT(error(config), HasSubstr("text_config"));
+  config["text_config"] = 3;
+  EXPECT_THAT(error(config), HasSubstr("must be an object"));
+  config = whole_config();
+  config["text_config"]["model_type"] = "qwen3_5_text";
+  EXPECT_THAT(error(config), HasSubstr("expected \"qwen3_5_moe_text\""));
+  config = whole_config();
+  config["text_config"]["attn_output_gate"] = false;
+  EXPECT_THAT(error(config), HasSubstr("attn_output_gate"));
+  config = whole_config();
+  config["architectures"] = {"Qwen3_5MoeForCausalLM"};
+  EXPECT_THAT(error(config), HasSubstr("Qwen3_5MoeForConditionalGeneration"));
 }
 
 TEST(HfConfigRefusal, NamesValuesThatChangeTheResult) {

@@ -95,6 +95,18 @@ void HfTensors::open_shards(const fs::path& index) {
           list_names(unlisted));
 }
 
+void HfTensors::name_as_text_model() {
+  constexpr std::string_view kPrefix = "model.language_model.";
+  std::map<std::string, HfTensor, std::less<>> renamed;
+  for (const auto& [name, tensor] : tensors_) {
+    const std::string to =
+        name.starts_with(kPrefix) ? "model." + name.substr(kPrefix.size()) : name;
+    require(renamed.emplace(to, tensor).second, "{} has {} twice, once below {}", path_.string(),
+            quote_for_message(to), kPrefix);
+  }
+  tensors_ = std::move(renamed);
+}
+
 const HfTensor* HfTensors::find(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;

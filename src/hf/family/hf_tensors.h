@@ -25,6 +25,9 @@ class HfTensors {
  public:
   explicit HfTensors(const std::filesystem::path& path);
 
+  /// Takes tensors below `model.language_model` for those of a model of text alone, by its names.
+  void name_as_text_model();
+
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, HfTensor, std::less<>>& all() const { return tensors_; }
   /// Null where there is none of that name.

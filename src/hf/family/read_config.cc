@@ -389,9 +389,12 @@ void check_olmoe_heads(const ConfigJson& config, const ModelConfig& model) {
 
 }  // namespace
 
-ImportedConfig parse_hf_config(std::string_view text, const std::string& where) {
+ImportedConfig parse_hf_config(std::string_view given, const std::string& where) {
+  const std::optional<std::string> inner = find_text_config(given, where);
+  const std::string_view text = inner ? *inner : given;
   const ConfigJson config(text, where);
   ImportedConfig imported;
+  imported.of_whole = inner.has_value();
   imported.family = &config.family();
   const json& quantization = config.value("quantization_config");
   imported.mxfp4 = read_mxfp4(quantization, where);

@@ -24,6 +24,7 @@ constexpr std::array<ScalingName, 5> kScalings = {{{"default", RopeScaling::kNon
                                                    {"llama3", RopeScaling::kLlama3}}};
 
 /// Every key of rope parameters; one that a type does not read has no effect in transformers.
+/// Those of mrope say which pairs turn by an image's rows and columns; of text all turn alike.
 const std::vector<std::string> kKnownKeys = {"rope_theta",
                                              "rope_type",
                                              "type",
@@ -38,7 +39,9 @@ const std::vector<std::string> kKnownKeys = {"rope_theta",
                                              "mscale_all_dim",
                                              "low_freq_factor",
                                              "alpha",
-                                             "high_freq_factor"};
+                                             "high_freq_factor",
+                                             "mrope_section",
+                                             "mrope_interleaved"};
 
 /// The object of rope parameters with getters that take "missing" and null as one.
 class RopeJson {

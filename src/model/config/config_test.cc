@@ -57,6 +57,7 @@ TEST(Presets, HaveTheirPublishedSizes) {
   expect_size("hunyuan-a13b", 80.4e9, 12.7e9);
   // 79.67 billion are counted; the model card has 80 and 3.
   expect_size("qwen3-next-80b-a3b", 80e9, 3.9e9);
+  expect_size("qwen3.5-35b-a3b", 35e9, 3.45e9);
   expect_size("granite-3.1-3b-a800m", 3.3e9, 0.88e9);
   // The model card leaves the embedding table out of what is active.
   const double table = 201088.0 * 2880;

@@ -36,6 +36,13 @@ constexpr const char* kQwen3Next =
     "[rope]\nbase = 10000000.0\nfraction = 0.25\n"
     "[moe]\nshared_inner_size = 512\nshared_gate = true\nbalance_coefficient = 0.001\n";
 
+constexpr const char* kQwen35 =
+    "[model]\nvocab_size = 248320\nhead_size = 256\nqk_norm = \"head\"\n"
+    "attention_gate = true\nnorm_eps = 1e-6\n"
+    "[delta]\nnum_key_heads = 16\nnum_value_heads = 32\nkey_size = 128\nvalue_size = 128\n"
+    "[rope]\nbase = 10000000.0\nfraction = 0.25\n"
+    "[moe]\nshared_inner_size = 512\nshared_gate = true\nbalance_coefficient = 0.001\n";
+
 constexpr PublishedShape kPublished[] = {
     {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
@@ -128,6 +135,8 @@ constexpr PublishedShape kPublished[] = {
      "1000000.0\n"},
     {"qwen3-next-80b-a3b", "Qwen3-Next-80B-A3B (published configuration)", 48, 2048, 16, 2, 512,
      512, 10, false, kQwen3Next},
+    {"qwen3.5-35b-a3b", "Qwen3.5-35B-A3B, its text part (published configuration)", 40, 2048, 16, 2,
+     512, 256, 8, false, kQwen35},
 };
 
 /// The window's layers 0, 2, 4 and so on.
@@ -166,7 +175,7 @@ Preset make_published(const PublishedShape& s) {
     }
   }
   if (s.extra == kGptOss) toml += every_other_layer(s.layers);
-  if (s.extra == kQwen3Next) toml += three_of_four_layers(s.layers);
+  if (s.extra == kQwen3Next || s.extra == kQwen35) toml += three_of_four_layers(s.layers);
   return {s.name, s.source, toml};
 }
 
