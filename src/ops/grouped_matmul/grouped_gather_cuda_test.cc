@@ -215,7 +215,7 @@ TEST_F(GroupedGatherCuda, ManyTilesForEachCluster) {
 }
 
 /// More stages than a block's ring has, sizes that fill no tile, an expert without rows.
-const Case kTiny{{136, 136, 136}, {37, 0, 1}, 328, 11, 3, 2};
+const Case kTiny{{136, 136, 136}, {37, 0, 1}, 328, 11, 3, 95};
 
 TEST_F(GroupedGatherCuda, TinyRows) {
   Random random(20, 1);

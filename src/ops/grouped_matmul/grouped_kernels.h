@@ -78,6 +78,11 @@ struct PlainRowsParams {
 void launch_plain_rows(const PlainRowsParams& params, bool by_out, DType dtype,
                        cudaStream_t stream);
 
+/// The same of BF16, for experts of one size and rows of whole vectors: quickest where the experts'
+/// matrices take longer to read than their few rows to multiply.
+constexpr int64_t kFewRows = 128;
+void launch_few_rows(const PlainRowsParams& params, bool by_out, cudaStream_t stream);
+
 struct PlainWgradParams {
   const void* narrow;
   const void* wide_rows;

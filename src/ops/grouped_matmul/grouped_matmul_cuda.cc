@@ -40,20 +40,29 @@ void check_type(DType dtype) {
   ensure(is_storage(dtype), "a grouped product of {}", dtype_name(dtype));
 }
 
-void run_plain(const GroupedRows& product, cudaStream_t stream) {
+PlainRowsParams plain_params(const GroupedRows& product) {
   const ExpertBlocks& experts = product.experts;
-  launch_plain_rows({.a = product.a,
-                     .weight = product.weight,
-                     .y = product.y,
-                     .block_begin = experts.begin,
-                     .offsets = experts.offsets,
-                     .num_experts = experts.num_experts,
-                     .num_rows = product.num_rows,
-                     .wide = experts.wide,
-                     .largest = experts.largest,
-                     .source = product.gather.source,
-                     .top_k = product.gather.top_k},
-                    product.by_out, product.dtype, stream);
+  return {.a = product.a,
+          .weight = product.weight,
+          .y = product.y,
+          .block_begin = experts.begin,
+          .offsets = experts.offsets,
+          .num_experts = experts.num_experts,
+          .num_rows = product.num_rows,
+          .wide = experts.wide,
+          .largest = experts.largest,
+          .source = product.gather.source,
+          .top_k = product.gather.top_k};
+}
+
+/// Whether launch_few_rows takes the product, and is the quickest.
+bool is_few(const GroupedRows& product) {
+  constexpr int64_t kVector = 8;
+  const ExpertBlocks& experts = product.experts;
+  return product.dtype == DType::kBF16 && product.num_rows <= kFewRows &&
+         experts.total == experts.num_experts * experts.largest && experts.wide % kVector == 0 &&
+         experts.largest % kVector == 0 && is_aligned(product.a) && is_aligned(product.weight) &&
+         is_aligned(product.y);
 }
 
 void run_plain(const GroupedWgrad& product, cudaStream_t stream) {
@@ -165,7 +174,9 @@ void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
       num_given(product) > 0 &&
       fits_tensor_cores(product.experts, product.dtype, {product.a, product.weight, product.y}) &&
       (product.by_out || product.experts.in_tiles);
-  fits ? run_on_tensor_cores(product, stream) : run_plain(product, stream);
+  if (is_few(product)) return launch_few_rows(plain_params(product), product.by_out, stream);
+  if (fits) return run_on_tensor_cores(product, stream);
+  launch_plain_rows(plain_params(product), product.by_out, product.dtype, stream);
 }
 
 void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream) {

@@ -318,7 +318,23 @@ TEST_F(GroupedCuda, TinyExperts) {
 TEST_F(GroupedCuda, TinyTilesInTurn) {
   std::vector<int64_t> rows_of(100, 1);
   rows_of[3] = 0;
-  Rig({std::vector<int64_t>(100, 8), rows_of, 72, 0}, 31).check_once();
+  Rig({std::vector<int64_t>(100, 8), rows_of, 72, 40}, 31).check_once();
+}
+
+/// Rows that are multiplied past the tensor cores: more of an expert than are added up at once,
+/// more values of a reduction than shared memory has, columns that fill no block.
+TEST_F(GroupedCuda, FewRows) {
+  check_all({{768, 768, 768, 768}, {0, 5, 1, 0}, 2048, 1}, 13);
+  check_all({{1544, 1544}, {4, 9}, 264}, 14);
+  check_all({{8}, {1}, 8}, 15);
+  check_all({std::vector<int64_t>(128, 96), std::vector<int64_t>(128, 1), 72}, 16);
+  std::vector<int64_t> rows_of(128, 0);
+  rows_of[0] = rows_of[31] = rows_of[127] = 2;
+  check_all({std::vector<int64_t>(128, 96), rows_of, 1000, 122}, 17);
+}
+
+TEST_F(GroupedCuda, TinyFew) {
+  Rig({{72, 72, 72}, {6, 0, 1}, 136, 2}, 35).check_once();
 }
 
 TEST_F(GroupedCuda, TinyLongExpert) {

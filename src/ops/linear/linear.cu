@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/few_rows.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/linear/linear_kernels.h"
 
@@ -61,7 +62,35 @@ void launch_bias(const float* products, const float* bias, void* out, int64_t nu
                num_columns);
 }
 
+constexpr int kColumnsOfWarp = 2;
+constexpr int kColumnsOfBlock = kThreads / 32 * kColumnsOfWarp;
+
+__global__ void __launch_bounds__(kThreads) multiply_one(const OneLinearRow p) {
+  wait_for_earlier();
+  let_next_begin();
+  const int64_t column = int64_t{blockIdx.x} * kColumnsOfBlock + threadIdx.x / 32 * kColumnsOfWarp;
+  if (column >= p.num_columns) return;
+  const BFloat16* const rows[] = {static_cast<const BFloat16*>(p.x)};
+  float sums[1][kColumnsOfWarp];
+  multiply_few_rows(rows, static_cast<const BFloat16*>(p.weight) + column * p.width, p.width, sums);
+  if (threadIdx.x % 32 != 0) return;
+  Floats<kColumnsOfWarp> y = {{sums[0][0], sums[0][1]}};
+  if (p.addend != nullptr) {
+    const Floats<kColumnsOfWarp> more =
+        load<kColumnsOfWarp>(static_cast<const BFloat16*>(p.addend) + column);
+#pragma unroll
+    for (int c = 0; c < kColumnsOfWarp; ++c) y[c] += more[c];
+  }
+  store(static_cast<BFloat16*>(p.y) + column, y);
+}
+static_assert(kColumnsOfWarp == 2);
+
 }  // namespace
+
+void launch_one_linear_row(const OneLinearRow& p, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(divide_up(p.num_columns, kColumnsOfBlock));
+  launch_early(multiply_one, {blocks, kThreads}, stream, p);
+}
 
 void launch_add_bias(const float* products, const float* bias, void* out, DType dtype,
                      int64_t num_rows, int64_t num_columns, cudaStream_t stream) {

@@ -64,7 +64,9 @@ class LinearCuda : public GpuTest {
 TEST_F(LinearCuda, MatchesTheCpuInAllShapes) {
   const int64_t shapes[][3] = {{0, 5, 3},       {1, 1, 1},       {7, 16, 33},    {33, 17, 64},
                                {6, 0, 4},       {600, 20, 9},    {64, 4096, 40}, {3000, 64, 72},
-                               {256, 128, 384}, {1000, 72, 136}, {4100, 8, 5}};
+                               {256, 128, 384}, {1000, 72, 136}, {4100, 8, 5},   {1, 2048, 512},
+                               {2, 8, 2},       {3, 264, 130},   {4, 72, 18},    {1, 24, 7},
+                               {1, 40, 20000}};
   for (const auto& [tokens, in, out] : shapes) {
     for (const bool bias : {false, true}) check({tokens, in, out, bias});
   }
@@ -84,14 +86,18 @@ TEST_F(LinearCuda, TinyShape) {
   check({37, 16, 40, true}, {}, {.once = true});
 }
 
+TEST_F(LinearCuda, TinyOneRow) {
+  check({1, 264, 34, false}, {}, {.once = true});
+}
+
 TEST_F(LinearCuda, TinyRaggedRows) {
   check({20, 24, 40, true, 11}, {}, {.once = true});
 }
 
 TEST_F(LinearCuda, AddsAnAddend) {
-  const int64_t shapes[][3] = {{0, 5, 3}, {1, 1, 1},       {7, 16, 33},
-                               {6, 0, 4}, {600, 20, 9},    {3000, 64, 72},
-                               {5, 7, 0}, {256, 128, 384}, {1024, 512, 2048}};
+  const int64_t shapes[][3] = {{0, 5, 3},         {1, 1, 1},      {7, 16, 33},  {6, 0, 4},
+                               {600, 20, 9},      {3000, 64, 72}, {5, 7, 0},    {256, 128, 384},
+                               {1024, 512, 2048}, {1, 4096, 512}, {3, 264, 130}};
   for (const auto& [tokens, in, out] : shapes) {
     SCOPED_TRACE(fmt::format("T {} in {} out {}", tokens, in, out));
     const auto inputs = [](int64_t rows, int64_t width, const Shape& weight) {

@@ -6,6 +6,7 @@
 // keys one by one, from the L2 cache.
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
+#include "ops/cuda/ptx/async_copy.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/paged_attention/paged_attention_kernels.h"
 #include "ops/paged_attention/pages.h"
@@ -19,7 +20,8 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kHeads = 8;  // of a block
 constexpr int kKeys = 64;  // of a tile, in one page
 constexpr int kScoresOfThread = kHeads * kKeys / kThreads;
-constexpr int kPacksAtOnce = 8;  // of a thread that loads keys
+constexpr int kPacksAtOnce = 8;                  // of a thread that loads keys
+constexpr int64_t kMostSharedBytes = 113 << 10;  // with a tile's values too: of two blocks of an SM
 static_assert(kPageTokens % kKeys == 0 && kHeads == 2 * kWarps && kScoresOfThread == 4);
 
 template <typename T, int kWidth>
@@ -82,12 +84,14 @@ __device__ Query part_of_run(const Query& query, int run, int run_keys) {
   return {query.sequence, max(query.begin, run * run_keys), min(query.end, (run + 1) * run_keys)};
 }
 
-/// In shared memory, in F32: rows of `pitch` values, whose vectors of four lie in different banks.
+/// In shared memory, in F32 but for values: rows of `pitch` values, whose vectors of four lie in
+/// different banks.
 struct Shared {
   float* keys;     // [kKeys, pitch]
   float* queries;  // [kHeads, pitch]
   float* scores;   // [kKeys, kHeads]: then their exponentials
   float* factors;  // [kHeads]: of what was summed up before
+  void* values;    // [kKeys, head_size_v] as they lie in memory, where there is room for a tile's
   int pitch;
   int vectors;  // of four values, of a row
 
@@ -101,6 +105,7 @@ struct Shared {
     queries = keys + kKeys * pitch;
     scores = queries + kHeads * pitch;
     factors = scores + kKeys * kHeads;
+    values = factors + kHeads;
   }
 };
 
@@ -161,6 +166,22 @@ __device__ void load_keys(const PagedQueries& p, const T* keys, int begin, int e
       for (int j = 0; j < kWidth; ++j) to[j] = values[j];
     }
   }
+}
+
+/// By the block: begins to copy a tile's values, of which `begin` to `end` are there.
+template <typename T>
+__device__ void fetch_values(const PagedQueries& p, const T* values, int begin, int end, T* to) {
+  constexpr int kWidth = kVectorWidth<T>;
+  const int64_t stride = int64_t{p.num_kv_heads} * p.head_size_v;
+  const int packs = p.head_size_v / kWidth;
+  for (int item = begin * packs + static_cast<int>(threadIdx.x); item < end * packs;
+       item += kThreads) {
+    const int key = item / packs;
+    const int at = (item - key * packs) * kWidth;
+    copy_async(reinterpret_cast<uint4*>(to + key * p.head_size_v + at),
+               reinterpret_cast<const uint4*>(values + key * stride + at));
+  }
+  commit_copies();
 }
 
 __device__ __forceinline__ void add_products(float& sum, const float4& a, const float4& b) {
@@ -225,11 +246,10 @@ template <int kChunks>
 struct ValueSums {
   float of[kChunks][kHeads] = {};
 
-  /// Adds a tile's values, times the exponentials.
+  /// Adds a tile's values, whose rows begin `stride` apart, times the exponentials.
   template <typename T>
-  __device__ void add(const PagedQueries& p, const T* values, int begin, int end,
+  __device__ void add(const PagedQueries& p, const T* values, int64_t stride, int begin, int end,
                       const Shared& shared) {
-    const int64_t stride = int64_t{p.num_kv_heads} * p.head_size_v;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int column = c * kThreads + static_cast<int>(threadIdx.x);
@@ -307,7 +327,7 @@ __device__ void store_whole(const PagedQueries& p, const HeadGroup& heads,
 }
 
 template <typename T, int kWidth, int kChunks>
-__global__ void __launch_bounds__(kThreads) attend(const PagedQueries p, int run_keys) {
+__global__ void __launch_bounds__(kThreads) attend(const PagedQueries p, int run_keys, bool fetch) {
   wait_for_earlier();
   let_next_begin();
   extern __shared__ float4 memory[];
@@ -329,15 +349,23 @@ __global__ void __launch_bounds__(kThreads) attend(const PagedQueries p, int run
     const int begin = max(seen.begin - tile, 0);
     const int end = min(seen.end - tile, kKeys);
     const int64_t row = first_row_of(p, seen.sequence, tile) * p.num_kv_heads + heads.kv_head;
+    const T* const values = static_cast<const T*>(p.values) + row * p.head_size_v;
+    auto* const fetched = static_cast<T*>(shared.values);
     __syncthreads();
+    if (fetch) fetch_values(p, values, begin, end, fetched);
     load_keys<T, kWidth>(p, static_cast<const T*>(p.keys) + row * p.head_size, begin, end, shared);
     __syncthreads();
     score(p, begin, end, shared);
     __syncthreads();
     softmax[0].take(warp, shared);
     softmax[1].take(warp + kWarps, shared);
+    wait_copies<0>();
     __syncthreads();
-    sums.add(p, static_cast<const T*>(p.values) + row * p.head_size_v, begin, end, shared);
+    if (fetch) {
+      sums.add(p, fetched, p.head_size_v, begin, end, shared);
+    } else {
+      sums.add(p, values, int64_t{p.num_kv_heads} * p.head_size_v, begin, end, shared);
+    }
   }
   if (whole) return store_whole<T>(p, heads, softmax, sums, shared);
   const int64_t runs = gridDim.z;
@@ -432,14 +460,19 @@ void launch_paged_attention(const PagedQueries& given, cudaStream_t stream) {
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
       with_chunks(call.head_size_v, [&]<int kChunks>() {
         const auto kernel = attend<T, kWidth, kChunks>;
-        const int64_t shared_bytes = Shared::bytes(call.head_size);
+        const int64_t without = Shared::bytes(call.head_size);
+        const int64_t with = without + kKeys * call.head_size_v * static_cast<int64_t>(sizeof(T));
+        const bool fetch = with <= kMostSharedBytes &&
+                           are_whole_vectors(call.dtype, call.head_size_v) &&
+                           are_aligned(call.values);
+        const int64_t shared_bytes = fetch ? with : without;
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(shared_bytes)));
         launch_early(kernel,
                      {{rows, groups, static_cast<unsigned>(num_runs)},
                       kThreads,
                       static_cast<size_t>(shared_bytes)},
-                     stream, call, run_keys);
+                     stream, call, run_keys, fetch);
       });
     });
   }

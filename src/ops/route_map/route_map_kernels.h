@@ -79,7 +79,7 @@ void launch_route_sort(const RouteSort& sort, cudaStream_t stream);
 
 /// What launch_route_few can lay out, and does sooner than kernels that follow one another.
 constexpr int64_t kRouteFewAssignments = 8192;
-constexpr int64_t kRouteFewExperts = 64;
+constexpr int64_t kRouteFewExperts = 256;
 constexpr int64_t kRouteFewAlignment = 65536;  ///< so that 32 bits hold the rows of all experts
 
 constexpr bool is_route_few(int64_t num_assignments, int64_t num_local, int64_t alignment) {

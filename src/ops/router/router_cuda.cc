@@ -147,17 +147,10 @@ struct Forward {
 
   void multiply() const {
     if (shape.num_tokens == 0) return;
-    const auto* weight = args.in(Router::kWeight).as<float>();
-    auto* logits = out<float>(Router::kLogits);
-    if (!has_tensor_logits(shape)) {
-      launch_router_logits(
-          {.shape = shape, .x = args.in(Router::kX).data, .weight = weight, .logits_TE = logits},
-          stream);
-      return;
-    }
+    if (!has_tensor_logits(shape)) return launch_router_logits(logits(), stream);
     auto* terms = part<std::byte>(layout.weight_terms);
     const int64_t copies = router_term_copies(shape);
-    const RouterWeight split{weight, num_weights(shape), RouterTerms::kThree, terms};
+    const RouterWeight split{logits().weight, num_weights(shape), RouterTerms::kThree, terms};
     if (copies == 0) launch_split_weight(split, stream);
     const int num_sms = context_of(args).num_sms();
     launch_router_tensor_logits(
@@ -167,7 +160,7 @@ struct Forward {
              {terms, std::max(copies, int64_t{1}) * 3 * shape.num_experts, shape.hidden_size},
              router_tile_experts(shape.num_tokens, rule.num_experts, num_sms) / 2),
          .own = copies == 0 ? RouterWeight{} : split,
-         .logits_TE = logits,
+         .logits_TE = logits().logits_TE,
          .num_tokens = shape.num_tokens,
          .num_experts = rule.num_experts,
          .hidden_size = static_cast<int>(shape.hidden_size),
@@ -188,21 +181,36 @@ struct Forward {
                     stream);
   }
 
-  void choose() const {
+  RouterTokens tokens() const {
     const Tensor* replayed = args.find_in(Router::kReplayed);
-    launch_route_tokens({.rule = rule,
-                         .num_tokens = shape.num_tokens,
-                         .logits_TE = out<float>(Router::kLogits),
-                         .bias_E = floats(args.find_in(Router::kExpertBias)),
-                         .replayed_TK = replayed == nullptr ? nullptr : replayed->as<int32_t>(),
-                         .probs_TK = out<float>(Router::kProbs),
-                         .expert_idx_TK = out<int32_t>(Router::kExpertIdx),
-                         .share_sums = part<float>(layout.share_sums),
-                         .counts = part<int32_t>(layout.counts),
-                         .z_sums = part<double>(layout.z_sums),
-                         .totals = totals(),
-                         .totals_counter = context_of(args).get<RouterCounter>().get()},
-                        stream);
+    return {.rule = rule,
+            .num_tokens = shape.num_tokens,
+            .logits_TE = out<float>(Router::kLogits),
+            .bias_E = floats(args.find_in(Router::kExpertBias)),
+            .replayed_TK = replayed == nullptr ? nullptr : replayed->as<int32_t>(),
+            .probs_TK = out<float>(Router::kProbs),
+            .expert_idx_TK = out<int32_t>(Router::kExpertIdx),
+            .share_sums = part<float>(layout.share_sums),
+            .counts = part<int32_t>(layout.counts),
+            .z_sums = part<double>(layout.z_sums),
+            .totals = totals(),
+            .totals_counter = context_of(args).get<RouterCounter>().get()};
+  }
+
+  RouterLogits logits() const {
+    return {.shape = shape,
+            .x = args.in(Router::kX).data,
+            .weight = args.in(Router::kWeight).as<float>(),
+            .logits_TE = out<float>(Router::kLogits)};
+  }
+
+  void route() const {
+    if (is_router_one_block(shape) && args.find_in(Router::kBias) == nullptr)
+      return launch_route_one_block(tokens(), logits(), stream);
+    multiply();
+    add_bias();
+    launch_route_tokens(tokens(), stream);
+    add_totals();
   }
 
   void add_totals() const {
@@ -263,10 +271,7 @@ void router(const Router& op, const Args<Router>& args) {
                         .bounds = bounds,
                         .layout = Workspace::of_forward(shape, num_segments(bounds)),
                         .stream = stream_of(args)};
-  forward.multiply();
-  forward.add_bias();
-  forward.choose();
-  forward.add_totals();
+  forward.route();
   if (bounds != nullptr) forward.balance_segments();
 }
 

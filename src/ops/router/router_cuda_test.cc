@@ -172,6 +172,17 @@ TEST_F(RouterCuda, PublishedRulesInEveryScope) {
   }
 }
 
+/// One kernel from logits to totals, and one token too many, or an expert, for that.
+TEST_F(RouterCuda, OneBlockOfTokens) {
+  uint64_t seed = 800;
+  for (const RouterSpec& spec : published_specs()) {
+    if (spec.num_experts > 256) continue;
+    for (const int64_t num_tokens : {1, 2, 9, 32, 33}) check({spec, num_tokens, 2056}, ++seed);
+  }
+  for (const int64_t num_experts : {1, 5, 31, 32, 33, 100, 250, 256, 257})
+    check({of_size({.normalize_top_k = true}, num_experts, 1), 12, 72}, ++seed);
+}
+
 TEST_F(RouterCuda, AnyNumberOfTokensAndAnyWidth) {
   uint64_t seed = 100;
   for (const int64_t num_tokens : {0, 1, 31, 33, 1500}) {

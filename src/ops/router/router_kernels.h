@@ -226,6 +226,14 @@ struct RouterLogits {
 };
 void launch_router_logits(const RouterLogits& logits, cudaStream_t stream);
 
+/// As many tokens as one block of them has, where launches take most of the time: one kernel makes
+/// the logits, the choices and the totals.
+constexpr int kRouterOneBlockExperts = 256;
+bool is_router_one_block(const RouterShape& shape);
+/// REQUIRES is_router_one_block, and logits without a bias of their own.
+void launch_route_one_block(const RouterTokens& tokens, const RouterLogits& logits,
+                            cudaStream_t stream);
+
 /// grad_x = grad_logits · weight + addend (null: zero), and grad_logitsᵀ · x added to
 /// grad_weight_EH, which has no sums where it is not wanted.
 struct RouterProductGrads {

@@ -68,7 +68,8 @@ struct TokenScores {
   __device__ __forceinline__ int expert(int i) const { return lane * kPer + i; }
   __device__ __forceinline__ bool has(int i) const { return expert(i) < num_experts; }
 
-  /// Of num_experts values; those of experts beyond are `absent`.
+  /// Of num_experts values in the GPU's memory; those of experts beyond are `absent`. Past the L1
+  /// cache: other blocks of the launch may have written them.
   __device__ __forceinline__ void load(const float* from, float (&to)[kPer],
                                        float absent = 0) const {
     if constexpr (kPer % 4 == 0) {
@@ -76,13 +77,18 @@ struct TokenScores {
 #pragma unroll
         for (int i = 0; i < kPer; i += 4) {
           to[i] = to[i + 1] = to[i + 2] = to[i + 3] = absent;
-          if (has(i)) load_four(from + expert(i), to + i);
+          if (!has(i)) continue;
+          const float4 four = __ldcg(reinterpret_cast<const float4*>(from + expert(i)));
+          to[i] = four.x;
+          to[i + 1] = four.y;
+          to[i + 2] = four.z;
+          to[i + 3] = four.w;
         }
         return;
       }
     }
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) to[i] = has(i) ? from[expert(i)] : absent;
+    for (int i = 0; i < kPer; ++i) to[i] = has(i) ? __ldcg(from + expert(i)) : absent;
   }
   /// Logits, whose scores are 0 where an expert is absent.
   __device__ __forceinline__ void load_logits(const float* from, float (&to)[kPer]) const {

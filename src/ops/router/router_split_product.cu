@@ -24,6 +24,11 @@ bool has_tensor_logits(const RouterShape& s) {
   return is_low_precision(s.dtype) && s.hidden_size > 0 && s.hidden_size % 8 == 0;
 }
 
+bool is_router_one_block(const RouterShape& s) {
+  return has_tensor_logits(s) && s.num_tokens > 0 && s.num_tokens <= kRouterBlockTokens &&
+         s.num_experts <= kRouterOneBlockExperts;
+}
+
 bool can_split_router(const RouterShape& s) {
   return is_low_precision(s.dtype) && s.hidden_size % 8 == 0 && s.num_experts % 8 == 0;
 }
