@@ -1,5 +1,6 @@
 #include "ops/gated_delta/gated_delta.h"
 
+#include "ops/batch_rows.h"
 #include "ops/storage.h"
 
 namespace tessera {
@@ -95,6 +96,28 @@ Cost GatedDeltaCached::cost(std::span<const ValueType> inputs,
   Cost cost = Operator::cost(inputs, outputs);
   cost.flops = recurrence_flops(inputs);
   return cost;
+}
+
+std::string GatedDeltaBatch::attributes() const {
+  return fmt::format("{} slots={}", GatedDeltaOperator::attributes(), num_slots_);
+}
+
+std::vector<ValueType> GatedDeltaBatch::infer(std::span<const ValueType> inputs) const {
+  check_operands(inputs, 8);
+  check_batch_rows(*this, inputs.subspan(kCuSeqlens, 3));
+  const Shape states = {num_slots_ * spec().num_value_heads * spec().key_size, spec().value_size};
+  return {inputs[kV], {DType::kF32, states}};
+}
+
+Cost GatedDeltaBatch::cost(std::span<const ValueType> inputs,
+                           std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = recurrence_flops(inputs);
+  return cost;
+}
+
+OperatorPtr make_gated_delta_batch(const GatedDeltaSpec& spec, int64_t num_slots) {
+  return std::make_shared<GatedDeltaBatch>(spec, num_slots);
 }
 
 OperatorPtr make_gated_delta_cached(const GatedDeltaSpec& spec) {

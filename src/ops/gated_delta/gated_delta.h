@@ -85,6 +85,33 @@ class GatedDeltaCached final : public GatedDeltaOperator {
   bool recomputable() const override { return false; }
 };
 
+/// The same of several sequences' tokens: those of sequence s, rows cu_seqlens[s] to
+/// cu_seqlens[s + 1], are the last of its lengths[s] tokens, and follow those behind which the
+/// states in slot slots[s] were. (q, k, v, g, beta, cu_seqlens I32 [S+1], lengths I32 [S], slots
+/// I32 [S]) -> (o A [T, N·Dv], the states of all slots F32 [slots·N·Dk, Dv]). What a slot held is
+/// not read of a sequence that begins; one without rows, whose slot may be another's, has no
+/// effect; o of rows behind the last sequence's is 0. Token by token, so that on the CPU the bits
+/// do not depend on how a sequence is cut. No gradient.
+class GatedDeltaBatch final : public GatedDeltaOperator {
+ public:
+  static constexpr std::string_view kName = "gated_delta_batch";
+  enum Input : int { kQ, kK, kV, kDecay, kBeta, kCuSeqlens, kLengths, kSlots };
+  enum Output : int { kO, kStates };
+  GatedDeltaBatch(const GatedDeltaSpec& spec, int64_t num_slots)
+      : GatedDeltaOperator(spec), num_slots_(num_slots) {}
+  std::string_view name() const override { return kName; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  bool accumulates(int output) const override { return output == kStates; }
+  bool recomputable() const override { return false; }
+  int64_t num_slots() const { return num_slots_; }
+
+ private:
+  int64_t num_slots_;
+};
+
+OperatorPtr make_gated_delta_batch(const GatedDeltaSpec& spec, int64_t num_slots);
 OperatorPtr make_gated_delta_cached(const GatedDeltaSpec& spec);
 OperatorPtr make_gated_delta(const GatedDeltaSpec& spec);
 void add_gated_delta_cpu(KernelTable& table);

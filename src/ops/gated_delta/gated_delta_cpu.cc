@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/slice.h"
+#include "ops/batch_rows.h"
 #include "ops/cpu_dispatch.h"
 #include "ops/gated_delta/delta_chunk.h"
 #include "ops/gated_delta/delta_chunk_grads.h"
@@ -239,6 +240,45 @@ void gated_delta_cached(const GatedDeltaCached& op, const Args<GatedDeltaCached>
   });
 }
 
+/// A head's tokens of one sequence, each by itself.
+template <typename T>
+void run_tokens(const DeltaOperands<T>& x, DeltaScratch& scratch, const BatchRows& rows,
+                int64_t head, float* state, T* o) {
+  if (rows.is_first) std::fill_n(state, x.spec.key_size * x.spec.value_size, 0.0F);
+  for (int64_t t = rows.begin; t < rows.end; ++t)
+    run_head(x, scratch, IndexRange{t, 1}, head, state, o);
+}
+
+void gated_delta_batch(const GatedDeltaBatch& op, const Args<GatedDeltaBatch>& args) {
+  using Op = GatedDeltaBatch;
+  const GatedDeltaSpec& spec = op.spec();
+  const Tensor& v = args.in(Op::kV);
+  const std::vector<BatchRows> batch =
+      read_batch_rows(op,
+                      {.cu_seqlens = args.in(Op::kCuSeqlens).span<int32_t>(),
+                       .lengths = args.in(Op::kLengths).span<int32_t>(),
+                       .slots = args.in(Op::kSlots).span<int32_t>()},
+                      v.shape[0], op.num_slots());
+  const int64_t size = spec.key_size * spec.value_size;
+  const int64_t heads = spec.num_value_heads;
+  const int64_t bytes = place_forward(spec, {}).num_bytes;
+  with_storage(v.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    const auto operands = DeltaOperands<T>::of(op, args);
+    T* o = args.out(Op::kO).as<T>();
+    for_each_task(
+        std::ssize(batch) * heads, num_workers(1, heads), [&](int64_t task, int64_t worker) {
+          const BatchRows& rows = batch[task / heads];
+          const int64_t head = task % heads;
+          DeltaScratch scratch = place_forward(spec, args.workspace.subspan(worker * bytes, bytes));
+          float* states = args.out(Op::kStates).as<float>();
+          run_tokens(operands, scratch, rows, head, states + (rows.slot * heads + head) * size, o);
+        });
+    const int64_t end = end_of_rows(batch);
+    std::fill(o + end * v.shape[1], o + v.num_elements(), T(0.0F));
+  });
+}
+
 template <typename T>
 struct DeltaGradients {
   const T* o;
@@ -359,7 +399,8 @@ int64_t gated_delta_workspace(const GatedDelta& op, std::span<const ValueType> i
          place_forward(op.spec(), {}).num_bytes;
 }
 
-int64_t gated_delta_cached_workspace(const GatedDeltaCached& op,
+/// Of a head at a time.
+int64_t gated_delta_cached_workspace(const GatedDeltaOperator& op,
                                      std::span<const ValueType> /*inputs*/) {
   return num_workers(1, op.spec().num_value_heads) * place_forward(op.spec(), {}).num_bytes;
 }
@@ -376,6 +417,8 @@ TESSERA_CPU_KERNELS(add_gated_delta_cpu, table) {
   add_kernel<GatedDelta>(table, gated_delta, {.workspace = gated_delta_workspace});
   add_kernel<GatedDeltaCached>(table, gated_delta_cached,
                                {.workspace = gated_delta_cached_workspace});
+  add_kernel<GatedDeltaBatch>(table, gated_delta_batch,
+                              {.workspace = gated_delta_cached_workspace});
   add_kernel<GatedDeltaBackward>(table, gated_delta_backward,
                                  {.workspace = gated_delta_backward_workspace});
 }

@@ -143,6 +143,20 @@ void gated_delta_cached(const GatedDeltaCached& op, const Args<GatedDeltaCached>
   run_forward(op.spec(), x, args, args.out(Op::kO).data, args.out(Op::kStates).as<float>());
 }
 
+void gated_delta_batch(const GatedDeltaBatch& op, const Args<GatedDeltaBatch>& args) {
+  using Op = GatedDeltaBatch;
+  const Tensor& lengths = args.in(Op::kLengths);
+  cuda::launch_delta_batch({.x = describe(op.spec(), args),
+                            .bounds = args.in(Op::kCuSeqlens).as<int32_t>(),
+                            .lengths = lengths.as<int32_t>(),
+                            .slots = args.in(Op::kSlots).as<int32_t>(),
+                            .num_sequences = static_cast<int>(lengths.shape[0]),
+                            .num_slots = static_cast<int>(op.num_slots()),
+                            .states = args.out(Op::kStates).as<float>(),
+                            .o = args.out(Op::kO).data},
+                           cuda::stream_of(args));
+}
+
 void gated_delta_backward(const GatedDeltaBackward& op, const Args<GatedDeltaBackward>& args) {
   using Op = GatedDeltaBackward;
   const cuda::DeltaOperands x = describe_packed(op.spec(), args);
@@ -175,12 +189,22 @@ int64_t workspace(const GatedDeltaOperator& op, std::span<const ValueType> input
              : place_exact(op.spec(), tokens, kPass, {}).num_bytes;
 }
 
+/// None; its limits are checked.
+int64_t batch_workspace(const GatedDeltaBatch& op, std::span<const ValueType> inputs) {
+  constexpr int64_t kMaxGridRows = 65535;
+  cuda::check_limit(op, op.spec().num_value_heads, kMaxGridRows, "value heads");
+  cuda::check_limit(op, op.spec().key_size, cuda::kMostBatchKeySize, "values of a key");
+  cuda::check_limit(op, inputs[GatedDeltaBatch::kV].shape[0], INT32_MAX, "tokens");
+  return 0;
+}
+
 }  // namespace
 
 void add_gated_delta_cuda(KernelTable& table) {
   add_kernel<GatedDelta>(table, gated_delta, {.workspace = workspace<DeltaPass::kForward>});
   add_kernel<GatedDeltaCached>(table, gated_delta_cached,
                                {.workspace = workspace<DeltaPass::kCached>});
+  add_kernel<GatedDeltaBatch>(table, gated_delta_batch, {.workspace = batch_workspace});
   add_kernel<GatedDeltaBackward>(table, gated_delta_backward,
                                  {.workspace = workspace<DeltaPass::kBackward>});
 }

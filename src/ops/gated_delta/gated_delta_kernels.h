@@ -160,4 +160,19 @@ void launch_fast_delta_chunks(const DeltaOperands& x, const FastDelta& scratch,
 void launch_fast_delta_finish(const DeltaOperands& x, const FastDelta& scratch,
                               const DeltaGrads& grads, cudaStream_t stream);
 
+/// Tokens of several sequences that go on from the states in their slots: see GatedDeltaBatch. Of
+/// the operands, sequences are not read.
+constexpr int64_t kMostBatchKeySize = 256;
+struct DeltaBatch {
+  DeltaOperands x;
+  const int32_t* bounds;   ///< [S+1]
+  const int32_t* lengths;  ///< [S]
+  const int32_t* slots;    ///< [S]
+  int num_sequences;
+  int num_slots;
+  float* states;
+  void* o;
+};
+void launch_delta_batch(const DeltaBatch& batch, cudaStream_t stream);
+
 }  // namespace tessera::cuda

@@ -50,6 +50,7 @@
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
 #include "ops/short_conv/short_conv.h"
+#include "ops/short_conv/short_conv_batch.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -108,6 +109,7 @@ KernelTable make_cpu_kernels() {
   add_scaled_grouped_wgrad_cpu(table);
   add_scale_cpu(table);
   add_scale_rows_cpu(table);
+  add_short_conv_batch_cpu(table);
   add_short_conv_cpu(table);
   add_sigmoid_gate_cpu(table);
   add_slot_experts_cpu(table);

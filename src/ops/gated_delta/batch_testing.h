@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cmath>
+
+#include "ops/gated_delta/gated_delta.h"
+#include "ops/testing/batch_passes.h"
+
+namespace tessera::testing {
+
+/// Sequences of a gated delta rule, with what their packed rows give by GatedDelta on the CPU.
+struct DeltaBatchCase {
+  std::vector<OwnedTensor> owned;
+  BatchCase batch;
+  std::vector<double> expected;
+
+  DeltaBatchCase(const GatedDeltaSpec& spec, const std::vector<int64_t>& lengths, DType dtype,
+                 const Backend& cpu) {
+    std::vector<int32_t> bounds = {0};
+    for (const int64_t length : lengths)
+      bounds.push_back(bounds.back() + static_cast<int32_t>(length));
+    const int64_t tokens = bounds.back();
+    Random random(5, 0);
+    for (int i = 0; i < 2; ++i)
+      owned.push_back(random_tensor(dtype, {tokens, spec.num_key_heads * spec.key_size}, random));
+    owned.push_back(random_tensor(dtype, {tokens, spec.num_value_heads * spec.value_size}, random));
+    for (const bool is_decay : {true, false}) {
+      owned.push_back(random_tensor(DType::kF32, {tokens, spec.num_value_heads}, random));
+      for (float& x : std::span(owned.back().get().as<float>(), tokens * spec.num_value_heads))
+        x = is_decay ? -0.3F * std::abs(x) : 1.0F / (1.0F + std::exp(-x));
+    }
+    batch.lengths = lengths;
+    batch.rows.assign(owned.begin(), owned.end());
+    batch.state = {DType::kF32,
+                   {batch.num_slots() * spec.num_value_heads * spec.key_size, spec.value_size}};
+    std::vector<Tensor> whole = batch.rows;
+    const OwnedTensor ends = tensor_of_i32({std::ssize(bounds)}, bounds);
+    whole.push_back(ends);
+    const OwnedTensor o(dtype, {tokens, spec.num_value_heads * spec.value_size}, "o");
+    run_kernel(GatedDelta(spec), cpu, whole, std::vector<Tensor>{o});
+    expected = to_doubles(o);
+  }
+};
+
+}  // namespace tessera::testing

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "ops/short_conv/short_conv.h"
+#include "ops/short_conv/short_conv_batch.h"
+#include "ops/testing/batch_passes.h"
+
+namespace tessera::testing {
+
+/// Sequences of a short convolution, with what their packed rows give by ShortConv on the CPU.
+struct ConvBatchCase {
+  std::vector<OwnedTensor> owned;
+  BatchCase batch;
+  std::vector<double> expected;
+
+  ConvBatchCase(const std::vector<int64_t>& lengths, int64_t channels, int64_t taps, DType dtype,
+                const Backend& cpu) {
+    std::vector<int32_t> bounds = {0};
+    for (const int64_t length : lengths)
+      bounds.push_back(bounds.back() + static_cast<int32_t>(length));
+    Random random(6, 0);
+    owned.push_back(random_tensor(dtype, {bounds.back(), channels}, random));
+    owned.push_back(random_tensor(DType::kF32, {channels, taps}, random));
+    batch.lengths = lengths;
+    batch.rows = {owned[0]};
+    batch.fixed = {owned[1]};
+    batch.state = {dtype, {batch.num_slots() * taps, channels}};
+    const OwnedTensor ends = tensor_of_i32({std::ssize(bounds)}, bounds);
+    const OwnedTensor y(dtype, {bounds.back(), channels}, "y");
+    run_kernel(ShortConv(), cpu, std::vector<Tensor>{owned[0], owned[1], ends},
+               std::vector<Tensor>{y});
+    expected = to_doubles(y);
+  }
+};
+
+}  // namespace tessera::testing
