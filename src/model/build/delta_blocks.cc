@@ -5,6 +5,7 @@
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/short_conv/short_conv.h"
+#include "ops/short_conv/short_conv_batch.h"
 
 namespace tessera {
 namespace {
@@ -13,6 +14,16 @@ namespace {
 WeightPlacement head_share(const LayerBuilder& builder, const Shape& global) {
   return {.slice = LayerBuilder::row_share(global, builder.tp_rank(), builder.tp()),
           .tp_copies = 1};
+}
+
+/// Whether the tokens are of several sequences that go on.
+bool has_slots(const LayerBuilder& builder) {
+  return builder.cache && builder.cache->is_paged();
+}
+/// What says whose they are, and where the states are.
+void add_slots(LayerBuilder& builder, std::vector<ValueId>& inputs) {
+  for (const Port port : {Port::kCuSeqlens, Port::kCacheLength, Port::kCacheSlots})
+    inputs.push_back(builder.port(port));
 }
 
 ValueId project(LayerBuilder& builder, const std::string& name, ValueId x, int64_t width) {
@@ -30,6 +41,12 @@ ValueId convolve(LayerBuilder& builder, const std::string& name, ValueId x, int6
                          head_share(builder, {width, builder.config.delta.conv_size}));
   const std::string result = fmt::format("delta_{}_conv", name);
   Program& program = builder.program();
+  if (has_slots(builder)) {
+    std::vector<ValueId> inputs = {projected, weight};
+    add_slots(builder, inputs);
+    return program.add(make_short_conv_batch(builder.cache->num_slots), inputs, {result},
+                       {builder.port(state)})[0];
+  }
   if (builder.cache) {
     return program.add(make_short_conv_cached(), {projected, weight, builder.port(Port::kStart)},
                        {result}, {builder.port(state)})[0];
@@ -57,6 +74,11 @@ ValueId run_rule(LayerBuilder& builder, std::vector<ValueId> inputs) {
                             .key_size = delta.key_size,
                             .value_size = delta.value_size};
   Program& program = builder.program();
+  if (has_slots(builder)) {
+    add_slots(builder, inputs);
+    return program.add(make_gated_delta_batch(spec, builder.cache->num_slots), inputs,
+                       {"delta_out"}, {builder.port(Port::kDeltaStates)})[0];
+  }
   inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
   if (!builder.cache) return program.add1(make_gated_delta(spec), inputs, "delta_out");
   return program.add(make_gated_delta_cached(spec), inputs, {"delta_out"},

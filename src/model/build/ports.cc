@@ -89,8 +89,12 @@ ValueType value_cache_type(const Context& c) {
   return cache_type(c, cache_widths(c.config, c.shape, c.cache).values);
 }
 
+/// Sequences whose states a cache keeps.
+int64_t num_states(const Context& c) {
+  return c.cache && c.cache->is_paged() ? c.cache->num_slots : 1;
+}
 ValueType conv_state_type(const Context& c, int64_t width) {
-  return {c.shape.dtype, {c.config.delta.conv_size, width}};
+  return {c.shape.dtype, {num_states(c) * c.config.delta.conv_size, width}};
 }
 ValueType key_conv_type(const Context& c) {
   return conv_state_type(c, c.config.delta.keys());
@@ -100,7 +104,7 @@ ValueType value_conv_type(const Context& c) {
 }
 ValueType delta_states_type(const Context& c) {
   const DeltaConfig& delta = c.config.delta;
-  return {DType::kF32, {delta.num_value_heads * delta.key_size, delta.value_size}};
+  return {DType::kF32, {num_states(c) * delta.num_value_heads * delta.key_size, delta.value_size}};
 }
 
 bool in_layers(const Context& c) {
@@ -121,6 +125,12 @@ bool in_cached_delta(const Context& c) {
 bool in_paged(const Context& c) {
   return in_cached_attention(c) && c.cache->is_paged();
 }
+bool in_slots(const Context& c) {
+  return in_cached_delta(c) && c.cache->is_paged();
+}
+bool in_lengths(const Context& c) {
+  return in_cached_attention(c) || in_slots(c);
+}
 bool in_contiguous(const Context& c) {
   return in_cached(c) && !c.cache->is_paged();
 }
@@ -128,7 +138,7 @@ bool in_packed(const Context& c) {
   return in_layers(c) && !c.cache;
 }
 bool in_bounded(const Context& c) {
-  return in_packed(c) || in_paged(c);
+  return in_packed(c) || in_paged(c) || in_slots(c);
 }
 bool in_embedding(const Context& c) {
   return c.role == ProgramRole::kEmbedding;
@@ -229,7 +239,7 @@ constexpr PortRule kRules[] = {
      in_telling_moe},
     {Port::kStart, "start", kIn, "tokens in the caches", one_i32, in_contiguous},
     {Port::kCacheLength, "cache_length", kIn, "tokens of each sequence, those given now included",
-     cache_lengths, in_cached_attention},
+     cache_lengths, in_lengths},
     {Port::kKeyCache, "key_cache", kInPlace, "keys of all tokens so far", key_cache_type,
      in_cached_attention},
     {Port::kValueCache, "value_cache", kInPlace, "values of all tokens so far", value_cache_type,
@@ -237,6 +247,8 @@ constexpr PortRule kRules[] = {
     {Port::kCacheRows, "cache_rows", kIn, "of the tokens given now, in the pages", batch_ids,
      in_paged},
     {Port::kPageTable, "page_table", kIn, "pages of each sequence", page_table_type, in_paged},
+    {Port::kCacheSlots, "cache_slots", kIn, "where each sequence's states are", cache_lengths,
+     in_slots},
     {Port::kQueryConvState, "query_conv_state", kInPlace, "last inputs of the queries' convolution",
      key_conv_type, in_cached_delta},
     {Port::kKeyConvState, "key_conv_state", kInPlace, "and of the keys'", key_conv_type,

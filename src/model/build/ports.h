@@ -34,10 +34,12 @@ struct BatchShape {
 
 /// Keys and values of earlier tokens, for generation: the layer reads and extends caches of
 /// `capacity` tokens of one sequence; or with `num_pages`, those of shape.max_sequences sequences
-/// of at most `capacity` tokens each, in pages of kPageTokens that all layers number alike.
+/// of at most `capacity` tokens each, in pages of kPageTokens that all layers number alike, where
+/// layers without attention keep the states of `num_slots` sequences.
 struct CacheShape {
   int64_t capacity = 0;
   int64_t num_pages = 0;
+  int64_t num_slots = 0;
 
   bool is_paged() const { return num_pages > 0; }
 };
@@ -104,6 +106,7 @@ enum class Port : uint8_t {
   kValueCache,
   kCacheRows,
   kPageTable,
+  kCacheSlots,
   kQueryConvState,
   kKeyConvState,
   kValueConvState,

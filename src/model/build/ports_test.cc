@@ -61,6 +61,10 @@ TEST_F(Ports, ProgramsHaveThoseOfTheirKind) {
   EXPECT_EQ(ports_of(layer({.delta = true}, CacheShape{8})),
             (Names{"hidden", "hidden_out", "start", "query_conv_state", "key_conv_state",
                    "value_conv_state", "delta_states"}));
+  const CacheShape slots{.capacity = 8, .num_pages = 3, .num_slots = 2};
+  EXPECT_EQ(ports_of(layer({.delta = true}, slots)),
+            (Names{"hidden", "cu_seqlens", "hidden_out", "cache_length", "cache_slots",
+                   "query_conv_state", "key_conv_state", "value_conv_state", "delta_states"}));
   EXPECT_EQ(ports_of(layer({.moe = true})),
             (Names{"hidden", "positions", "cu_seqlens", "hidden_out", "balance_loss", "z_loss",
                    "score_means", "counts", "dropped"}));

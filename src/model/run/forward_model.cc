@@ -112,7 +112,7 @@ struct ForwardModel::Impl : ForwardPrograms {
   int64_t chosen_rows;
   RecordedPass pass;
   MirroredTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
-  MirroredTensor cache_rows, page_table;  // of a paged cache
+  MirroredTensor cache_rows, page_table, cache_slots;  // of a paged cache
   MirroredTensor rows_to_choose, rules;
   MirroredTensor replayed;          // I32 [MoE layers, T, K], where routing is replayed
   OwnedTensor chosen, host_chosen;  // the same, where it is told
@@ -142,6 +142,7 @@ struct ForwardModel::Impl : ForwardPrograms {
       cache_rows = MirroredTensor(DType::kI32, row, device());
       page_table =
           MirroredTensor(DType::kI32, {shape.max_sequences, pages_of(cache->capacity())}, device());
+      cache_slots = MirroredTensor(DType::kI32, {shape.max_sequences}, device());
     }
     if (chosen_rows > 0) {
       rows_to_choose = MirroredTensor(DType::kI32, {chosen_rows}, device());
@@ -249,6 +250,7 @@ struct ForwardModel::Impl : ForwardPrograms {
     ports.set(Port::kCacheLength, cache_length);
     ports.set(Port::kCacheRows, cache_rows);
     ports.set(Port::kPageTable, page_table);
+    ports.set(Port::kCacheSlots, cache_slots);
     ports.set(Port::kBalanceLoss, balance_loss);
     ports.set(Port::kZLoss, z_loss);
     ports.set(Port::kScoreMeans, score_means);
@@ -325,43 +327,6 @@ std::vector<CompileReport> report_forward(const ModelConfig& config, const Batch
                                           ForwardGoal goal, const Backend& backend,
                                           const std::optional<CacheShape>& cache) {
   return ForwardPrograms(config, shape, goal, backend, cache).reports;
-}
-
-KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity,
-                             Device& device)
-    : KeyValueCache(config, dtype, CacheShape{capacity}, device) {}
-
-KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, const CacheShape& cache,
-                             Device& device)
-    : shape_(cache) {
-  const BatchShape shape{.dtype = dtype};
-  const StageGroups groups = single_rank_groups();
-  const PortContext context{.config = config, .shape = shape, .groups = groups, .cache = cache};
-  const Shape keys = port_type(Port::kKeyCache, context).shape;
-  const Shape values = port_type(Port::kValueCache, context).shape;
-  states_.resize(config.num_layers);
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    if (config.is_delta_layer(layer)) {
-      keys_.emplace_back();
-      values_.emplace_back();
-      for (const Port port : {Port::kQueryConvState, Port::kKeyConvState, Port::kValueConvState,
-                              Port::kDeltaStates}) {
-        const ValueType type = port_type(port, context);
-        states_[layer].emplace_back(
-            port, OwnedTensor(type.dtype, type.shape, "the states of a layer", device));
-      }
-      continue;
-    }
-    keys_.emplace_back(dtype, keys, "the key cache", device);
-    values_.emplace_back(dtype, values, "the value cache", device);
-  }
-}
-
-void KeyValueCache::set_ports(int64_t layer, PortTensors& ports) const {
-  for (const auto& [port, state] : states_[layer]) ports.set(port, state);
-  if (!states_[layer].empty()) return;
-  ports.set(Port::kKeyCache, keys_[layer]);
-  ports.set(Port::kValueCache, values_[layer]);
 }
 
 ForwardModel::ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,
@@ -456,6 +421,7 @@ ChosenTokens ForwardModel::run_sequences(const SequenceRows& rows) {
   give(rows.cu_seqlens, impl.cu_seqlens, rows.cu_seqlens.back());
   give(rows.lengths, impl.cache_length, int32_t{0});
   give(rows.page_table, impl.page_table, int32_t{0});
+  give(rows.slots, impl.cache_slots, int32_t{0});
   give(impl.place_rules(rows), impl.rules, TokenRule{.given = TokenRule::kNothing});
   impl.run_programs();
   impl.device().synchronize();

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/run/key_value_cache.h"
 #include "model/run/training_model.h"
 #include "ops/choose_token/token_rule.h"
 
@@ -16,32 +17,6 @@ enum class ForwardGoal {
   kTokens,  ///< the next tokens of several sequences
 };
 
-/// Keys and values, or states, of all layers, for generation, in the memory of the device that
-/// generates: of one sequence, or pages for several, whose owner keeps account of them.
-class KeyValueCache {
- public:
-  KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity,
-                Device& device = host_device());
-  KeyValueCache(const ModelConfig& config, DType dtype, const CacheShape& shape,
-                Device& device = host_device());
-  const CacheShape& shape() const { return shape_; }
-  int64_t capacity() const { return shape_.capacity; }
-  int64_t length() const { return length_; }
-  void set_length(int64_t length) { length_ = length; }
-  Tensor keys(int64_t layer) const { return keys_[layer]; }
-  Tensor values(int64_t layer) const { return values_[layer]; }
-  /// Sets the ports of what the cache holds for a layer.
-  void set_ports(int64_t layer, PortTensors& ports) const;
-
- private:
-  CacheShape shape_;
-  int64_t length_ = 0;
-  std::vector<OwnedTensor> keys_;
-  std::vector<OwnedTensor> values_;
-  /// Of layers with Gated DeltaNet; keys and values of these are empty.
-  std::vector<std::vector<std::pair<Port, OwnedTensor>>> states_;
-};
-
 /// New tokens of S sequences over a paged cache, those of one sequence behind one another; ports of
 /// the same names (model/build/ports.h) say more.
 struct SequenceRows {
@@ -51,6 +26,7 @@ struct SequenceRows {
   std::vector<int32_t> cu_seqlens = {0};
   std::vector<int32_t> lengths;     ///< of the sequences, with these tokens
   std::vector<int32_t> page_table;  ///< [S, pages_of(capacity)]
+  std::vector<int32_t> slots;       ///< where the sequences' states are
   /// The tokens whose next ones are chosen, in their order, and how.
   std::vector<int32_t> chosen_rows;
   std::vector<TokenRule> rules;

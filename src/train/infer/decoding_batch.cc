@@ -19,9 +19,6 @@ namespace {
 
 /// The configuration of a batch: on the CPU, what fuses products has no products of rows.
 ModelConfig for_batch(ModelConfig config, const Backend& backend) {
-  require(config.delta_layers.empty(),
-          "model.delta_layers lists layers with Gated DeltaNet, whose states are not kept for "
-          "several sequences at once; `tessera generate` with a single prompt writes them");
   if (backend.is_host()) config.moe.fuse_activation = false;
   return config;
 }
@@ -39,18 +36,13 @@ DecodingLimits complete(DecodingLimits limits) {
   return limits;
 }
 
-int64_t bytes_of_cache(const ModelConfig& config, DType dtype, const CacheShape& shape) {
-  const CacheWidths widths = cache_widths(config, {.dtype = dtype}, shape);
-  const Saturating of_token = Saturating(config.num_layers) * (widths.keys + widths.values);
-  return (of_token * shape.num_pages * kPageTokens * dtype_size(dtype)).value();
-}
-
 /// The shape of the cache, whose size is checked first.
 CacheShape cache_shape(const ModelConfig& config, DType dtype, const DecodingLimits& limits,
                        const Device& device) {
   const CacheShape shape{.capacity = limits.context,
-                         .num_pages = limits.cache_tokens / kPageTokens};
-  require_device_memory(bytes_of_cache(config, dtype, shape), device,
+                         .num_pages = limits.cache_tokens / kPageTokens,
+                         .num_slots = limits.max_sequences};
+  require_device_memory(cache_bytes(config, dtype, shape), device,
                         fmt::format("a cache of {} tokens' keys and values", limits.cache_tokens));
   return shape;
 }
@@ -101,6 +93,7 @@ struct DecodingBatch::Sequence {
   DecodingRequest request;
   Random random;
   std::vector<int32_t> pages = {};
+  std::vector<int32_t> slot = {};    ///< one, of states
   std::vector<int32_t> tokens = {};  ///< the prompt and what was written
   int64_t length = 0;                ///< of which the cache has this many
   int64_t num_written = 0;
@@ -182,13 +175,14 @@ DecodingBatch::DecodingBatch(const ModelConfig& config, DType dtype, const Backe
       parameters_(parameters),
       experts_(experts),
       pages_(limits_.cache_tokens / kPageTokens),
+      slots_(limits_.max_sequences),
       cache_(config_, dtype, cache_shape(config_, dtype, limits_, backend.device()),
              backend.device()) {}
 
 DecodingBatch::~DecodingBatch() = default;
 
 int64_t DecodingBatch::cache_bytes() const {
-  return bytes_of_cache(config_, dtype_, cache_.shape());
+  return tessera::cache_bytes(config_, dtype_, cache_.shape());
 }
 
 void DecodingBatch::check(const DecodingRequest& request) const {
@@ -218,6 +212,7 @@ void DecodingBatch::remove(int64_t sequence) {
   const auto found = std::ranges::find_if(running_, is_it);
   if (found == running_.end()) return;
   pages_.give_back((*found)->pages);
+  slots_.give_back((*found)->slot);
   running_.erase(found);
 }
 
@@ -227,6 +222,7 @@ void DecodingBatch::admit() {
     const int64_t needed = pages_of(next.most_tokens());
     if (needed > pages_.num_free()) return;
     next.pages = pages_.take(needed);
+    next.slot = slots_.take(1);
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -267,6 +263,7 @@ SequenceRows DecodingBatch::lay_out(std::vector<Piece>& pieces) const {
     rows.cu_seqlens.push_back(static_cast<int32_t>(rows.tokens.size()));
     rows.lengths.push_back(static_cast<int32_t>(end));
     rows.page_table.insert(rows.page_table.end(), sequence.pages.begin(), sequence.pages.end());
+    rows.slots.push_back(sequence.slot.front());
     rows.page_table.resize(rows.lengths.size() * static_cast<size_t>(pages_per_sequence));
   }
   return rows;

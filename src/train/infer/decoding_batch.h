@@ -102,6 +102,7 @@ class DecodingBatch {
   ParameterSet& parameters_;
   std::vector<ExpertState>& experts_;
   PagePool pages_;
+  PagePool slots_;  ///< of states, one for each sequence
   KeyValueCache cache_;
   /// By the rows of a pass, and how many of them choose a token.
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<ForwardModel>> models_;

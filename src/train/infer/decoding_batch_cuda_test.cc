@@ -36,6 +36,10 @@ TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithLatents) {
   check(DType::kF32, 1e-3, testing::make_latent);
 }
 
+TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithStates) {
+  check(DType::kF32, 1e-3, testing::make_delta);
+}
+
 /// In BF16 other tokens may be drawn, so only that all end, and with tokens of the vocabulary.
 TEST_F(DecodingBatchCuda, WritesInBf16) {
   testing::Rig device(DType::kBF16, {}, gpu());

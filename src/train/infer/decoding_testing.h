@@ -59,6 +59,13 @@ inline void make_latent(ModelConfig& model) {
       .query_rank = 12, .kv_rank = 20, .nope_size = 8, .rope_size = 4, .value_size = 10};
 }
 
+/// Gated DeltaNet in one layer, whose states are kept in slots.
+inline void make_delta(ModelConfig& model) {
+  model.delta = {
+      .num_key_heads = 2, .num_value_heads = 4, .key_size = 6, .value_size = 10, .conv_size = 4};
+  model.delta_layers = {0};
+}
+
 /// All that a sequence came to, so that bits can be compared.
 struct Written {
   std::vector<int32_t> ids;

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// Which pages of a cache are free. Not thread-safe.
+/// Which pages of a cache, or slots for states, are free. Not thread-safe.
 class PagePool {
  public:
   explicit PagePool(int64_t num_pages);

@@ -1,0 +1,55 @@
+#include "model/run/key_value_cache.h"
+
+#include "core/saturating.h"
+
+namespace tessera {
+namespace {
+
+/// The ports of what a layer keeps of tokens.
+std::vector<Port> cache_ports(const ModelConfig& config, int64_t layer) {
+  if (!config.is_delta_layer(layer)) return {Port::kKeyCache, Port::kValueCache};
+  return {Port::kQueryConvState, Port::kKeyConvState, Port::kValueConvState, Port::kDeltaStates};
+}
+
+}  // namespace
+
+int64_t cache_bytes(const ModelConfig& config, DType dtype, const CacheShape& cache) {
+  CacheShape of_one = cache;
+  of_one.num_slots = 1;
+  const BatchShape shape{.dtype = dtype};
+  const StageGroups groups = single_rank_groups();
+  const PortContext context{.config = config, .shape = shape, .groups = groups, .cache = of_one};
+  Saturating bytes = 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const bool in_slots = config.is_delta_layer(layer) && cache.is_paged();
+    for (const Port port : cache_ports(config, layer))
+      bytes += Saturating(port_type(port, context).num_bytes()) * (in_slots ? cache.num_slots : 1);
+  }
+  return bytes.value();
+}
+
+KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity,
+                             Device& device)
+    : KeyValueCache(config, dtype, CacheShape{capacity}, device) {}
+
+KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, const CacheShape& cache,
+                             Device& device)
+    : shape_(cache) {
+  const BatchShape shape{.dtype = dtype};
+  const StageGroups groups = single_rank_groups();
+  const PortContext context{.config = config, .shape = shape, .groups = groups, .cache = cache};
+  layers_.resize(config.num_layers);
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    for (const Port port : cache_ports(config, layer)) {
+      const ValueType type = port_type(port, context);
+      layers_[layer].emplace_back(
+          port, OwnedTensor(type.dtype, type.shape, "what a layer keeps of tokens", device));
+    }
+  }
+}
+
+void KeyValueCache::set_ports(int64_t layer, PortTensors& ports) const {
+  for (const auto& [port, kept] : layers_[layer]) ports.set(port, kept);
+}
+
+}  // namespace tessera
