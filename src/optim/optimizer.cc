@@ -13,6 +13,7 @@
 #include "ops/collective/collective.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/newton_schulz/newton_schulz.h"
+#include "ops/quantize/quantize_blocks.h"
 #include "ops/scale_rows/scale_rows.h"
 #include "optim/state_layout.h"
 
@@ -35,8 +36,11 @@ UpdateGroups complete(UpdateGroups groups, size_t num_parameters) {
 }
 
 void check_parameter(const Parameter& p) {
-  ensure(is_storage(p.weight.dtype), "optimizer: weight '{}' is {}", p.name,
+  ensure(is_storage(p.weight.dtype) || p.is_fp8(), "optimizer: weight '{}' is {}", p.name,
          dtype_name(p.weight.dtype));
+  ensure(!p.is_fp8() || p.scales.shape == shape_of_block_scales(p.weight.shape),
+         "optimizer: weight '{}' is {} with scales {}", p.name, p.weight.shape.to_string(),
+         p.scales.shape.to_string());
   const bool takes_grad =
       p.grad.dtype == DType::kF32 || (p.grad.dtype == DType::kBF16 && p.has_second_moment());
   ensure(takes_grad && p.grad.shape == p.weight.shape,
@@ -71,6 +75,7 @@ Backend optimizer_on_host() {
   add_grad_norm_cpu(kernels);
   add_muon_cpu(kernels);
   add_newton_schulz_cpu(kernels);
+  add_quantize_blocks_cpu(kernels);
   add_scale_rows_cpu(kernels);
   return kernels;
 }
@@ -81,6 +86,7 @@ Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOp
       options_(options),
       sum_of_squares_(make_sum_of_squares()),
       grad_clip_(make_grad_clip()),
+      cast_(make_quantize_blocks()),
       groups_(complete(std::move(groups), parameters.size())) {
   std::vector<ValueType> grads;
   for (const Parameter& parameter : parameters) {
@@ -199,8 +205,14 @@ Optimizer::Slot Optimizer::make_slot(const Parameter& parameter, int64_t state_o
     return state_memory().tensor(state_offset + offset, DType::kU8, shape_of_scales(weight.shape));
   };
   const MasterKind beside = formats.master_of(weight.dtype);
-  return {.parameter = parameter,
-          .master = layout.master >= 0 ? state(layout.master, master_dtype(beside)) : weight,
+  const DType master_type = parameter.is_fp8() ? DType::kF32 : master_dtype(beside);
+  const Tensor master = layout.master >= 0 ? state(layout.master, master_type) : weight;
+  Parameter seen = parameter;
+  if (parameter.is_fp8()) seen.weight = master;
+  return {.parameter = std::move(seen),
+          .cast = parameter.is_fp8() ? weight : Tensor(),
+          .cast_scales = parameter.is_fp8() ? parameter.scales : Tensor(),
+          .master = master,
           .m = state(layout.m, moment_dtype(formats.first_moment)),
           .v = state(layout.v, moment_dtype(formats.second_moment)),
           .m_scale = scales(layout.m_scale),
@@ -214,7 +226,9 @@ Optimizer::Slot Optimizer::make_slot(const Parameter& parameter, int64_t state_o
 Optimizer::Slot Optimizer::at_work(size_t parameter) const {
   Slot slot = slots_[parameter];
   if (!windows_) return slot;
-  if (slot.beside != MasterKind::kNone) slot.master = windows_->in_window(slot.master, slot.group);
+  if (slot.beside != MasterKind::kNone || slot.cast)
+    slot.master = windows_->in_window(slot.master, slot.group);
+  if (slot.cast) slot.parameter.weight = slot.master;
   slot.m = windows_->in_window(slot.m, slot.group);
   for (Tensor* const own : {&slot.v, &slot.m_scale, &slot.v_scale}) {
     if (*own) *own = windows_->in_window(*own, slot.group);
@@ -366,6 +380,14 @@ void Optimizer::update(std::span<const size_t> parameters, const UpdateObserver&
   for (const size_t idx : parameters) {
     if (slots_[idx].scales_now) scale_rows(idx, observer);
   }
+  for (const size_t idx : parameters) cast_weight(idx, observer);
+}
+
+void Optimizer::cast_weight(size_t parameter, const UpdateObserver& observer) const {
+  const Slot slot = at_work(parameter);
+  if (!slot.cast) return;
+  const Tensor outputs[] = {slot.cast, slot.cast_scales};
+  run_kernel(*cast_, std::span(&slot.master, 1), outputs, {}, observer);
 }
 
 void Optimizer::place_row_factors() {

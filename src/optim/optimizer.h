@@ -42,7 +42,7 @@ inline Tensor flat(Tensor tensor) {
 /// A parameter as the optimizer sees it: views that must outlive it.
 struct Parameter {
   std::string name;
-  Tensor weight;  ///< F32: the master itself; BF16: with what StateFormats keeps beside it
+  Tensor weight;  ///< F32: the master itself; BF16: with what StateFormats keeps beside it; E4M3
   Tensor grad;    ///< F32, or BF16 where AdamW updates it, of the weight's shape
   /// Whether it is decayed; unset, OptimizerOptions and its rank decide.
   std::optional<bool> decay = std::nullopt;
@@ -54,7 +54,13 @@ struct Parameter {
   MatrixCut cut = {};
   /// Whether its rows have factors (Optimizer::set_row_factors).
   bool scales_rows = false;
+  /// Of a weight in E4M3, each update of whose master it is cast from: one for a block of 128 x 128
+  /// (QuantizeBlocks).
+  Tensor scales = {};
 
+  bool is_fp8() const { return weight.dtype == DType::kE4M3; }
+  /// What ranks gather of it.
+  int64_t weight_bytes() const { return weight.num_bytes() + (is_fp8() ? scales.num_bytes() : 0); }
   bool has_second_moment() const { return matrix_rows.empty(); }
   bool is_decayed(bool decay_all) const {
     return decay.value_or(decay_all || weight.shape.rank() >= 2);
@@ -101,9 +107,9 @@ struct StepResult {
 class Optimizer {
  public:
   /// Weights and gradients are in the memory of the back end's device, and so is the state. Masters
-  /// start as the BF16 weights' values, m and v as zeros. Throws UserError for options out
-  /// of range or formats that the device has no kernel for, InternalError for tensors that do not
-  /// fit together.
+  /// start as the BF16 weights' values, those of weights in FP8, m and v as zeros. Throws UserError
+  /// for options out of range or formats that the device has no kernel for, InternalError for
+  /// tensors that do not fit together.
   Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
             const Backend& backend = optimizer_on_host(), UpdateGroups groups = {});
 
@@ -129,6 +135,7 @@ class Optimizer {
   /// stay as they are. REQUIRES that the device has come to the end of the last update.
   void set_row_factors(const std::function<void(size_t parameter, std::span<float> factors)>& fill);
   /// The update of parameters, by their places in the list. Those of one kind are one operator.
+  /// What is FP8 of them is cast behind it.
   void update(std::span<const size_t> parameters, const UpdateObserver& observer = {}) const;
 
   /// The parts where gradients are updated with, and gone, before all are there: what the host has
@@ -165,6 +172,10 @@ class Optimizer {
   std::vector<NamedTensor> state() const;
   /// How many of these are of one parameter, by its place in the list.
   int num_state_tensors(size_t parameter) const;
+  /// What a checkpoint has as the weight: of one in FP8 the F32 master, which state() leaves out.
+  const Tensor& weight(size_t parameter) const { return slots_[parameter].parameter.weight; }
+  /// Casts all weights in FP8 anew: after their masters were filled.
+  void cast_weights() const;
   /// Gives the masters, F32 of the weight's shape in the host's memory, to `change` one by one, and
   /// keeps what it makes of them. The weights must be these rounded, or become so.
   void change_masters(
@@ -195,7 +206,9 @@ class Optimizer {
  private:
   /// A parameter with its state and its operator.
   struct Slot {
-    Parameter parameter;
+    Parameter parameter;  // of a weight in FP8 as if it were the master
+    Tensor cast = {};     // that weight, and its scales
+    Tensor cast_scales = {};
     Tensor master;  // or the remainder; the weight itself where nothing is beside it
     Tensor m;
     Tensor v;                   // of AdamW alone
@@ -232,6 +245,7 @@ class Optimizer {
                       const UpdateObserver& observer) const;
   static void append_matrices(const Slot& slot, size_t kind, std::vector<MuonMatrix>& matrices);
   void scale_rows(size_t parameter, const UpdateObserver& observer) const;
+  void cast_weight(size_t parameter, const UpdateObserver& observer) const;
   void place_slots(const std::vector<Parameter>& parameters);
   void place_row_factors();
   const Buffer& state_memory() const { return windows_ ? windows_->host() : state_; }
@@ -250,6 +264,7 @@ class Optimizer {
   OptimizerOptions options_;
   OperatorPtr sum_of_squares_;
   OperatorPtr grad_clip_;
+  OperatorPtr cast_;
   std::vector<Kind> kinds_;  // before the memory, which is kept until the device is past it
   UpdateGroups groups_;
   Buffer state_;                           // or

@@ -76,6 +76,20 @@ void Optimizer::round_masters() const {
   }
 }
 
+void Optimizer::cast_weights() const {
+  for (size_t group = 0; group < groups_.groups.size(); ++group) {
+    if (windows_) {
+      windows_->load(group);
+      windows_->wait_load(group);
+    }
+    for (const size_t idx : groups_.groups[group]) cast_weight(idx, {});
+    if (!windows_) continue;
+    windows_->store(group);
+    windows_->wait_store(group);
+  }
+  backend_.device().synchronize();
+}
+
 void Optimizer::reset_masters() const {
   for (const Slot& slot : slots_) {
     if (is_remainder(slot.beside)) {

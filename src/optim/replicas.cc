@@ -5,6 +5,7 @@
 
 #include "comm/rows.h"
 #include "core/memory.h"
+#include "ops/quantize/quantize_blocks.h"
 
 namespace tessera {
 namespace {
@@ -15,7 +16,10 @@ int64_t elements_of_row(const Shape& shape) {
 
 /// The matrix that a row is of, or the row alone where it may be cut off.
 IndexRange find_piece(const CutTensor& tensor, int64_t row) {
-  if (tensor.matrix_rows.empty()) return {row, 1};
+  if (tensor.matrix_rows.empty()) {
+    const int64_t begin = row / tensor.unit_rows * tensor.unit_rows;
+    return {begin, std::min(tensor.unit_rows, tensor.shape[0] - begin)};
+  }
   IndexRange piece;
   for (const int64_t rows : tensor.matrix_rows) {
     piece = {piece.end(), rows};
@@ -77,7 +81,10 @@ IndexRange Bucket::elements(int64_t first, int64_t count) const {
 }
 
 CutTensor cut_tensor(const Parameter& parameter) {
-  return {parameter.weight.shape, parameter.matrix_rows};
+  CutTensor tensor = {parameter.weight.shape, parameter.matrix_rows};
+  // So that no block of a scale is cut.
+  if (parameter.is_fp8()) tensor.unit_rows = QuantizeBlocks::kBlock;
+  return tensor;
 }
 
 Bucket make_bucket(std::span<const CutTensor> tensors, int64_t num_shares, int64_t alignment,
@@ -144,11 +151,19 @@ std::vector<int64_t> take_matrices(std::span<const int64_t> matrix_rows, IndexRa
   return taken;
 }
 
+IndexRange blocks_of(IndexRange rows) {
+  constexpr int64_t kBlock = QuantizeBlocks::kBlock;
+  ensure(rows.begin % kBlock == 0 && rows.count % kBlock == 0, "rows {} to {} cut blocks of scales",
+         rows.begin, rows.end());
+  return {rows.begin / kBlock, rows.count / kBlock};
+}
+
 Parameter take_rows(const Parameter& parameter, IndexRange rows) {
   Parameter part = parameter;
   part.weight = take_rows(parameter.weight, rows);
   part.grad = take_rows(parameter.grad, rows);
   part.matrix_rows = take_matrices(parameter.matrix_rows, rows);
+  if (parameter.is_fp8()) part.scales = take_rows(parameter.scales, blocks_of(rows));
   return part;
 }
 

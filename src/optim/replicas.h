@@ -58,10 +58,11 @@ struct Bucket {
   IndexRange elements(int64_t first, int64_t count = 1) const;
 };
 
-/// What is cut into shares: between its matrices where it consists of such, else between any rows.
+/// What is cut into shares: between its matrices where it consists of such, else between rows.
 struct CutTensor {
   Shape shape;
   std::vector<int64_t> matrix_rows = {};  ///< as Parameter's
+  int64_t unit_rows = 1;                  ///< else between such multiples of rows alone
   int64_t part = 0;                       ///< no bucket has tensors of two parts
 };
 /// A parameter's.
@@ -97,6 +98,8 @@ IndexRange share_rows(const Bucket& bucket, size_t k, const Shape& shape, int64_
 Tensor take_rows(const Tensor& tensor, IndexRange rows);
 /// The matrices among these rows, which cut none of them.
 std::vector<int64_t> take_matrices(std::span<const int64_t> matrix_rows, IndexRange rows);
+/// The rows of a weight's scales (QuantizeBlocks) that belong to such rows, which cut no block.
+IndexRange blocks_of(IndexRange rows);
 /// Those rows of weight and gradient alone.
 Parameter take_rows(const Parameter& parameter, IndexRange rows);
 

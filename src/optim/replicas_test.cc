@@ -53,6 +53,13 @@ TEST(MakeBuckets, BoundsAreTheNearestBeginningsOfRows) {
   EXPECT_THAT(make_bucket(one, 3).bounds, ElementsAre(0, 0, 7, 7));
 }
 
+TEST(MakeBuckets, RowsOfAUnitStayTogether) {
+  // Rows of 2 may be cut behind the fourth, the eighth and the ninth.
+  const std::vector<CutTensor> tensors = {{.shape = {9, 2}, .unit_rows = 4}, {.shape = {2}}};
+  EXPECT_THAT(make_bucket(tensors, 2).bounds, ElementsAre(0, 8, 20));
+  EXPECT_THAT(make_bucket(tensors, 3).bounds, ElementsAre(0, 8, 16, 20));
+}
+
 TEST(MakeBuckets, SharesCoverEveryRowOnceAndAreBalanced) {
   Random random(11, 0);
   for (int trial = 0; trial < 300; ++trial) {

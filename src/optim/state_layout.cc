@@ -22,6 +22,7 @@ StateLayout layout_state(const Parameter& parameter, const StateFormats& wanted)
   if (parameter.has_second_moment()) place_moment(formats.second_moment, layout.v, layout.v_scale);
   const MasterKind beside = formats.master_of(weight.dtype);
   if (beside != MasterKind::kNone) layout.master = place(master_dtype(beside), weight.shape);
+  if (parameter.is_fp8()) layout.master = place(DType::kF32, weight.shape);
   return layout;
 }
 

@@ -99,6 +99,14 @@ Program Program::with_nodes(std::vector<Node> nodes) const {
   return result;
 }
 
+Program Program::with_weight_type(ValueId weight, const ValueType& type) const {
+  ensure(value(weight).kind == ValueKind::kWeight, "program '{}': '{}' is no weight", name_,
+         value(weight).name);
+  Program result = *this;
+  result.values_[weight].type = type;
+  return result;
+}
+
 Program Program::with_inferred_nodes(std::vector<Node> nodes) const {
   Program result = with_nodes(std::move(nodes));
   for (const Node& node : result.nodes_) {

@@ -65,6 +65,10 @@ class Program {
   /// the program would give, what is not made.
   Program with_nodes(std::vector<Node> nodes) const;
 
+  /// The same program where a weight is stored otherwise. What was made of it keeps its type, so
+  /// its readers are to be replaced.
+  Program with_weight_type(ValueId weight, const ValueType& type) const;
+
   /// The same, and what the nodes make has the types that their operators infer of what they read.
   Program with_inferred_nodes(std::vector<Node> nodes) const;
 

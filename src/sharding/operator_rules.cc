@@ -54,6 +54,13 @@ ShardStatesOf quantize(const AxisCall& call) {
   return {{state}};
 }
 
+/// As of those.
+ShardStatesOf turn_blocks(const AxisCall& call) {
+  ShardState state = call.inputs[0];
+  if (state.is(Kind::kSharded)) state = ShardState::sharded(1 - state.dim);
+  return {{state}};
+}
+
 /// Delayed scales are the same everywhere; what a rank tallies is put together behind the step.
 ShardStatesOf round_values(const AxisCall& call) {
   const auto& op = dynamic_cast<const RoundValues&>(call.op);
@@ -215,6 +222,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"linear_bias_grad", "g:to -> db:o=g"},
       {"round_values", round_values},
       {"quantize", quantize},
+      {"turn_blocks", turn_blocks},
       {"dequantize", "x:r^c -> y:r^c=x"},
       // Scales go along tokens, as these do: each rank's are of its own.
       {"quantize_tokens", "x:r^c o:n^ -> y:cr^ s:r^c"},

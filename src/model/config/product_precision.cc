@@ -30,6 +30,7 @@ std::optional<OperandRounding> ProductPrecision::rounding(std::vector<std::strin
                          .keeps_copies = keeps_copies,
                          .keeps_rounded = keeps_rounded,
                          .keeps_all_rounded = keeps_all_rounded,
+                         .fp8_weights = fp8_weights,
                          .overflows = recipe->is_delayed() && delayed.overflows};
 }
 

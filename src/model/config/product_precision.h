@@ -34,6 +34,7 @@ struct ProductPrecision {
   bool keeps_copies = false;
   bool keeps_rounded = false;
   bool keeps_all_rounded = false;
+  bool fp8_weights = false;
   DelayedScaling delayed = {};
 
   /// Whether the recipe keeps a history of the largest values.

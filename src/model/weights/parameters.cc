@@ -46,9 +46,20 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
   return spec;
 }
 
+/// The names of a program's weights that are stored in FP8.
+std::set<std::string> stored_in_fp8(const Program& forward, std::optional<int64_t> layer,
+                                    const ProductPrecision& products) {
+  if (!layer || !products.fp8_weights) return {};
+  const auto rounding = products.rounding(names_of_layer(products.plain, *layer));
+  const std::vector<std::string> names = list_fp8_weights(forward, rounding.value());
+  return {names.begin(), names.end()};
+}
+
 template <typename Built>
 void append_weights(const ModelConfig& config, const Built& built, std::optional<int64_t> layer,
-                    std::set<std::string>& known, std::vector<ParameterSpec>& specs) {
+                    const ProductPrecision& products, std::set<std::string>& known,
+                    std::vector<ParameterSpec>& specs) {
+  const std::set<std::string> fp8 = stored_in_fp8(built.forward, layer, products);
   const std::string prefix = layer ? layer_parameter_name(config, *layer, "") : "";
   for (const Value& value : built.forward.values()) {
     if (value.kind != ValueKind::kWeight) continue;
@@ -56,6 +67,9 @@ void append_weights(const ModelConfig& config, const Built& built, std::optional
     if (!known.insert(name).second) continue;
     specs.push_back(make_spec(config, name, value.type, built.placements.at(value.name)));
     specs.back().layer = layer;
+    if (!fp8.contains(value.name)) continue;
+    specs.back().dtype = fp8_weight_format().element;
+    specs.back().scale = fp8_weight_format().scale;
   }
 }
 
@@ -212,9 +226,22 @@ PipelineChunk whole_model(const ModelConfig& config) {
           .loss = true};
 }
 
+std::optional<std::string> find_cut_block(const Slice& part) {
+  const ScaleLayout block = fp8_weight_format().scale;
+  const auto is_cut = [](const IndexRange& range, int64_t unit) {
+    return range.begin % unit != 0 || range.count % unit != 0;
+  };
+  for (const IndexRange& rows : part.rows) {
+    if (is_cut(rows, block.rows)) return fmt::format("rows {} to {}", rows.begin, rows.end());
+  }
+  if (!is_cut(part.columns, block.columns)) return std::nullopt;
+  return fmt::format("columns {} to {}", part.columns.begin, part.columns.end());
+}
+
 std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
                                            const StageGroups& groups,
-                                           const std::vector<PipelineChunk>& chunks) {
+                                           const std::vector<PipelineChunk>& chunks,
+                                           const ProductPrecision& products) {
   // Weights do not depend on the batch: any size that the ranks can share and capacities allow.
   const int64_t rows = 2 * groups.token_ranks() * (config.moe.num_experts + 1);
   const BatchShape shape{.num_tokens = rows, .sequence_length = rows, .dtype = dtype};
@@ -228,20 +255,23 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
   };
   for (const PipelineChunk& chunk : chunks) {
     if (chunk.embedding || chunk.num_mtp > 0)
-      append_weights(config, build_embedding(config, shape, groups), std::nullopt, known, specs);
+      append_weights(config, build_embedding(config, shape, groups), std::nullopt, products, known,
+                     specs);
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const int64_t layer = chunk.first_layer + i;
-      append_weights(config, layer_of_kind(config.layer_kind(layer)), layer, known, specs);
+      append_weights(config, layer_of_kind(config.layer_kind(layer)), layer, products, known,
+                     specs);
     }
     for (int64_t depth = 0; chunk.loss && depth <= config.mtp_layers; ++depth)
-      append_weights(config, build_head(config, shape, groups, false, depth), std::nullopt, known,
-                     specs);
+      append_weights(config, build_head(config, shape, groups, false, depth), std::nullopt,
+                     products, known, specs);
   }
   return specs;
 }
 
-std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype) {
-  return list_parameters(config, dtype, single_rank_groups(), {whole_model(config)});
+std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
+                                           const ProductPrecision& products) {
+  return list_parameters(config, dtype, single_rank_groups(), {whole_model(config)}, products);
 }
 
 ParameterSet::Places ParameterSet::find_places(const std::vector<ParameterSpec>& specs,
@@ -256,7 +286,7 @@ ParameterSet::Places ParameterSet::find_places(const std::vector<ParameterSpec>&
     for (const size_t idx : parameters) {
       const ParameterSpec& spec = specs[idx];
       result.weight_of[idx] = weights;
-      weights += align_up(spec.shape.num_elements() * dtype_size(spec.dtype));
+      weights += align_up(spec.format().num_bytes(spec.shape));
       if (takes_turns(places)) continue;
       result.gradient_of[idx] = result.gradients;
       result.gradients +=
@@ -276,7 +306,7 @@ ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& 
                                               bool with_gradients, GradientPlaces places) {
   Bytes bytes;
   for (const ParameterSpec& spec : specs)
-    bytes.weights += align_up(spec.shape.num_elements() * dtype_size(spec.dtype));
+    bytes.weights += align_up(spec.format().num_bytes(spec.shape));
   if (with_gradients) bytes.gradients = find_places(specs, places).gradients;
   return bytes;
 }
@@ -325,7 +355,7 @@ ParameterSet ParameterSet::without_memory(std::vector<ParameterSpec> specs, Grad
 
 void ParameterSet::list(std::vector<ParameterSpec> specs, GradientPlaces places) {
   for (ParameterSpec& spec : specs) {
-    const Tensor weight = {nullptr, spec.dtype, spec.shape};
+    const Tensor weight = {nullptr, spec.dtype, spec.shape, nullptr, spec.scale};
     const Tensor grad = {nullptr, gradient_dtype(spec, places), spec.shape};
     const Tensor sum = {nullptr, DType::kF32, spec.shape};
     by_name_[spec.name] = parameters_.size();

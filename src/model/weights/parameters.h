@@ -7,9 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "core/format.h"
 #include "core/memory.h"
 #include "model/build/weight_placement.h"
 #include "model/config/config.h"
+#include "model/config/product_precision.h"
 #include "parallel/pipeline_layout.h"
 #include "parallel/stage_groups.h"
 
@@ -21,20 +23,27 @@ struct ParameterSpec {
   /// In the order of all layers, those of multi-token prediction last; none for the ends.
   std::optional<int64_t> layer;
   DType dtype = DType::kF32;
-  Shape shape;  ///< of this rank's part
+  Shape shape;             ///< of this rank's part
+  ScaleLayout scale = {};  ///< where it is stored in FP8 (OperandRounding::fp8_weights)
   WeightPlacement placement;
   double init_deviation = 0;  ///< normal with this deviation; 0: the constant below
   float init_constant = 0;
   bool init_decays = false;  ///< logarithms of decays, spread evenly over (0, 16), instead
+
+  Format format() const { return {dtype, scale}; }
+  bool is_fp8() const { return scale.is_scaled(); }
 };
 
 /// Every weight in the order of the layers, taken from the very programs that use them. Matrix
-/// weights have type `dtype`; norms and the router are F32.
-std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype);
+/// weights have type `dtype`, or with ProductPrecision::fp8_weights that of fp8_weight_format;
+/// norms and the router are F32.
+std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
+                                           const ProductPrecision& products = {});
 /// The same for the parts of a model that one rank holds: its share of the weights in `chunks`.
 std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
                                            const StageGroups& groups,
-                                           const std::vector<PipelineChunk>& chunks);
+                                           const std::vector<PipelineChunk>& chunks,
+                                           const ProductPrecision& products = {});
 
 /// The whole model as one chunk.
 PipelineChunk whole_model(const ModelConfig& config);
@@ -57,6 +66,10 @@ bool is_mtp_parameter(const std::string& name);
 /// and an element's place in the whole weight, so that all layouts start alike.
 void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
                        uint64_t seed);
+
+/// Where a part of a weight in FP8 would share blocks of scales with other ranks' parts: "rows 64
+/// to 192", which begin or end between multiples of 128.
+std::optional<std::string> find_cut_block(const Slice& part);
 
 /// A weight and its gradient (null views in a set without gradients).
 struct ModelParameter {

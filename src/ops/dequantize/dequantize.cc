@@ -16,11 +16,19 @@ std::string Dequantize::attributes() const {
 std::vector<ValueType> Dequantize::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
   const ValueType& x = inputs[kX];
-  check_shape(*this, has_scaled_rows(x.format()) && x.shape.rank() == 2 && x.ragged_dim <= 0,
-              "takes fp8 [R, C] with scales of its rows, got {}", x.to_string());
+  const bool has_scales = x.scale.is_scaled() && takes_dequantized(x.format());
+  check_shape(*this, has_scales && x.shape.rank() == 2 && x.ragged_dim <= 0,
+              "takes fp8 [R, C] with scales of its rows or blocks, got {}", x.to_string());
+  check_shape(*this, !x.ragged() || has_scaled_rows(x.format()),
+              "rows that share scales with others cannot be ragged, got {}", x.to_string());
   ValueType y = with_dtype(x, dtype_);
   y.scale = {};
   return {y};
+}
+
+bool takes_dequantized(const Format& format) {
+  const bool is_fp8 = format.element == DType::kE4M3 || format.element == DType::kE5M2;
+  return takes_scaled_rows(format) || (is_fp8 && format.scale.kind == ScaleLayout::Kind::kBlock);
 }
 
 OperatorPtr make_dequantize(DType dtype) {

@@ -20,10 +20,12 @@ struct DequantizeMap {
   int64_t num_columns;
   Divider vectors_of_scale;
   int64_t scales_of_row;
+  Divider rows_of_scale;
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
     return {load_pack<kWidth>(x + row * num_columns + int64_t{vector} * kWidth),
-            scales[row * scales_of_row + vectors_of_scale.quotient(vector)]};
+            scales[rows_of_scale.quotient(static_cast<uint32_t>(row)) * scales_of_row +
+                   vectors_of_scale.quotient(vector)]};
   }
   __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
     cuda::store(y + row * num_columns + int64_t{vector} * kWidth,
@@ -38,7 +40,7 @@ void launch_as(const CodedRows& coded, cudaStream_t stream) {
       DequantizeMap<T, kWidth, kE4m3>{
           coded.x, coded.scales, static_cast<T*>(coded.y), coded.num_columns,
           Divider(static_cast<uint32_t>(divide_up(coded.columns_of_scale, int64_t{kWidth}))),
-          scales_of_row},
+          scales_of_row, Divider(static_cast<uint32_t>(coded.rows_of_scale))},
       coded.rows, coded.num_columns / kWidth, stream);
 }
 

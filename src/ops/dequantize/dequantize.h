@@ -5,7 +5,8 @@
 namespace tessera {
 
 /// The values that rows of FP8 stand for, each element times its scale: (x FP8 [R, C] whose scales
-/// are of single rows or of parts of them) -> y A [R, C]; A is F32 or BF16. Rows may be ragged.
+/// are of single rows, of parts of them, or of blocks of several) -> y A [R, C]; A is F32 or BF16.
+/// Rows with scales of their own may be ragged.
 /// What a Quantize made of values, rounded by their rows, stands for is given exactly: products of
 /// four digits and powers of two, which BF16 holds. The inverse of Quantize
 /// (ops/quantize/quantize.h) on what that gives.
@@ -26,6 +27,9 @@ class Dequantize final : public Operator {
  private:
   DType dtype_;
 };
+
+/// What its kernels take (KernelOptions::takes).
+bool takes_dequantized(const Format& format);
 
 OperatorPtr make_dequantize(DType dtype);
 void add_dequantize_cpu(KernelTable& table);

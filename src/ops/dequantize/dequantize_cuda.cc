@@ -1,3 +1,4 @@
+#include "core/format.h"
 #include "ops/cuda/row_args.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/dequantize/dequantize_kernels.h"
@@ -13,18 +14,19 @@ void dequantize(const Dequantize& /*op*/, const Args<Dequantize>& args) {
   cuda::launch_dequantize({.element = x.dtype,
                            .dtype = args.out(Dequantize::kY).dtype,
                            .x = static_cast<const uint8_t*>(x.data),
-                           .scales = row_scales_of(x).as<float>(),
+                           .scales = scales_of(x).as<float>(),
                            .y = args.out(Dequantize::kY).data,
                            .rows = cuda::rows_of(args, Dequantize::kX, num_columns),
                            .num_columns = num_columns,
-                           .columns_of_scale = columns_of_scale(x.scale, num_columns)},
+                           .columns_of_scale = columns_of_scale(x.scale, num_columns),
+                           .rows_of_scale = x.scale.rows},
                           cuda::stream_of(args));
 }
 
 }  // namespace
 
 void add_dequantize_cuda(KernelTable& table) {
-  add_kernel<Dequantize>(table, dequantize, {.takes = takes_scaled_rows});
+  add_kernel<Dequantize>(table, dequantize, {.takes = takes_dequantized});
 }
 
 }  // namespace tessera

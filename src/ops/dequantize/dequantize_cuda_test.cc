@@ -37,7 +37,8 @@ void check_case(const Tensor& x, const QuantizeSpec& spec, DType dtype, int64_t 
        .y = to.as<void>(),
        .rows = {x.shape[0], extent < x.shape[0] ? rows_in_use.as<int64_t>() : nullptr},
        .num_columns = x.shape[1],
-       .columns_of_scale = columns_of_scale(spec.scale, x.shape[1])},
+       .columns_of_scale = columns_of_scale(spec.scale, x.shape[1]),
+       .rows_of_scale = spec.scale.rows},
       nullptr);
   check(cudaDeviceSynchronize());
   to.copy_to(found.get().data);
@@ -51,7 +52,7 @@ void check_case(const Tensor& x, const QuantizeSpec& spec, DType dtype, int64_t 
 }
 
 void check_cases(const Shape& shape, Random& random) {
-  for (const QuantizeSpec& spec : testing::row_specs()) {
+  for (const QuantizeSpec& spec : testing::dequantized_specs()) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const OwnedTensor x = testing::random_tensor(dtype, shape, random, 5.0);
       for (const int64_t extent : {int64_t{0}, shape[0] / 2, shape[0]})

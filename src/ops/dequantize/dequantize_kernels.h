@@ -20,6 +20,7 @@ struct CodedRows {
   RowCount rows;
   int64_t num_columns;
   int64_t columns_of_scale;
+  int64_t rows_of_scale = 1;
 };
 void launch_dequantize(const CodedRows& coded, cudaStream_t stream);
 

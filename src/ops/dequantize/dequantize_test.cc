@@ -15,7 +15,7 @@ using testing::ScaledTensor;
 
 TEST(Dequantize, GivesWhatTheCodesStandFor) {
   Random random(3, 1);
-  for (const QuantizeSpec& spec : testing::row_specs()) {
+  for (const QuantizeSpec& spec : testing::dequantized_specs()) {
     for (const Shape& shape : {Shape{0, 16}, {1, 1}, {1, 128}, {5, 300}, {130, 257}, {3, 0}}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         const OwnedTensor x = testing::random_tensor(dtype, shape, random, 3.0);
@@ -30,7 +30,7 @@ TEST(Dequantize, GivesWhatTheCodesStandFor) {
 /// What was quantized once is quantized again, even with other values of a row, without a loss.
 TEST(Dequantize, LosesNothing) {
   Random random(4, 1);
-  for (const QuantizeSpec& spec : testing::row_specs()) {
+  for (const QuantizeSpec& spec : testing::dequantized_specs()) {
     const OwnedTensor x = testing::random_tensor(DType::kBF16, {40, 256}, random, 100.0);
     const OwnedTensor once = dequantize(quantize(x.get(), spec).tensor, DType::kBF16);
     const OwnedTensor twice = dequantize(quantize(once.get(), spec).tensor, DType::kBF16);

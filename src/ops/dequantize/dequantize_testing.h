@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-/// Those that Dequantize takes.
+/// Those of rows that Dequantize takes.
 inline std::vector<QuantizeSpec> row_specs() {
   std::vector<QuantizeSpec> specs;
   for (const DType element : {DType::kE4M3, DType::kE5M2}) {
@@ -16,6 +16,14 @@ inline std::vector<QuantizeSpec> row_specs() {
          {ScaleLayout::row(), ScaleLayout::block(1, 128), ScaleLayout::block(1, 5)})
       specs.push_back({.element = element, .scale = scale});
   }
+  return specs;
+}
+
+/// All.
+inline std::vector<QuantizeSpec> dequantized_specs() {
+  std::vector<QuantizeSpec> specs = row_specs();
+  for (const ScaleLayout& scale : {ScaleLayout::block(128, 128), ScaleLayout::block(3, 5)})
+    specs.push_back({.scale = scale});
   return specs;
 }
 

@@ -1,6 +1,8 @@
 // Quantize on a GPU against the CPU's, bit by bit.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "ops/cuda/device_buffer.h"
 #include "ops/float_word.h"
 #include "ops/quantize/quantize_kernels.h"
@@ -149,6 +151,62 @@ TEST_F(QuantizeCuda, NonFiniteAndTinyNumbers) {
   const OwnedTensor x = testing::tensor_of(
       {4, 2}, {0, -0.0F, 1e-42F, 0, std::numeric_limits<float>::infinity(), 2, std::nanf(""), 2});
   check_case(x.get(), {}, 4);
+}
+
+/// Elements and scales apart.
+TEST_F(QuantizeCuda, TinyBlocksOfMasters) {
+  Random random(12, 1);
+  for (const Shape& shape : {Shape{1, 1}, {128, 256}, {300, 130}, {384, 1024}}) {
+    const OwnedTensor x = testing::random_tensor(DType::kF32, shape, random, 3.0);
+    const testing::QuantizedBlocks expected = testing::quantize_blocks(x.get());
+    const Tensor elements = expected.elements;
+    const Tensor scales = expected.scales;
+    DeviceBuffer from(x.get().num_bytes()), to(elements.num_bytes()), to_scales(scales.num_bytes());
+    from.copy_from(x.get().data);
+    launch_quantize({.dtype = DType::kF32,
+                     .element = DType::kE4M3,
+                     .x = from.as<void>(),
+                     .y = to.as<void>(),
+                     .scales = to_scales.as<float>(),
+                     .num_rows = shape[0],
+                     .num_columns = shape[1],
+                     .block_rows = QuantizeBlocks::kBlock,
+                     .block_columns = QuantizeBlocks::kBlock,
+                     .extent = nullptr},
+                    nullptr);
+    check(cudaDeviceSynchronize());
+    std::vector<uint8_t> found(elements.num_bytes()), found_scales(scales.num_bytes());
+    to.copy_to(found.data());
+    to_scales.copy_to(found_scales.data());
+    EXPECT_EQ(std::memcmp(found.data(), elements.data, found.size()), 0) << shape.to_string();
+    EXPECT_EQ(std::memcmp(found_scales.data(), scales.data, found_scales.size()), 0);
+  }
+}
+
+TEST_F(QuantizeCuda, TinyTurnedBlocks) {
+  Random random(14, 1);
+  for (const auto& [shape, rows] :
+       {std::pair(Shape{128, 128}, 128), std::pair(Shape{768, 384}, 256),
+        std::pair(Shape{1024, 1536}, 1024)}) {
+    const OwnedTensor x = testing::random_tensor(DType::kBF16, shape, random, 3.0);
+    const ScaledTensor plain = testing::quantize(x.get(), {.scale = ScaleLayout::block(128, 128)});
+    const ScaledTensor expected = testing::turn_blocks(plain.tensor, rows);
+    const ScaledTensor found(testing::type_of(expected.tensor));
+    const DeviceResult from(plain);
+    const DeviceResult to(found);
+    launch_turn_blocks({.x = from.buffer.as<uint8_t>(),
+                        .scales = from.scales,
+                        .y = to.buffer.as<uint8_t>(),
+                        .turned_scales = to.scales,
+                        .num_matrices = shape[0] / rows,
+                        .num_rows = rows,
+                        .num_columns = shape[1]},
+                       nullptr);
+    check(cudaDeviceSynchronize());
+    to.buffer.copy_to(found.buffer.data());
+    EXPECT_EQ(found.elements(), expected.elements()) << shape.to_string();
+    EXPECT_EQ(found.scales(), expected.scales()) << shape.to_string();
+  }
 }
 
 }  // namespace

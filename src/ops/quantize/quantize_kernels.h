@@ -40,4 +40,16 @@ struct TurnedMatrices {
 };
 void launch_quantize_turned(const TurnedMatrices& matrices, cudaStream_t stream);
 
+/// TurnBlocks on a GPU; see ops/quantize/turn_blocks.h. Addresses are multiples of 4.
+struct BlockMatrices {
+  const uint8_t* x;
+  const float* scales;
+  uint8_t* y;
+  float* turned_scales;
+  int64_t num_matrices;
+  int64_t num_rows;  ///< of a matrix of x
+  int64_t num_columns;
+};
+void launch_turn_blocks(const BlockMatrices& matrices, cudaStream_t stream);
+
 }  // namespace tessera::cuda

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
 
 #include "ops/quantize/quantize_testing.h"
@@ -132,6 +133,48 @@ TEST(Quantize, RefusesWhatItCannotDo) {
   EXPECT_THROW(blocks->infer(ragged), UserError);
   EXPECT_THROW(blocks->infer(std::vector<ValueType>{{.dtype = DType::kI32, .shape = {4, 4}}}),
                UserError);
+}
+
+/// Also of a part that begins and ends between blocks: what the whole matrix becomes there.
+TEST(QuantizeBlocks, GivesWhatQuantizeDoesInPartsToo) {
+  Random random(9, 1);
+  for (const Shape& shape : {Shape{0, 16}, {1, 1}, {128, 256}, {300, 130}, {384, 128}}) {
+    const OwnedTensor x = testing::random_tensor(DType::kF32, shape, random, 3.0);
+    const ScaledTensor expected = quantize(x.get(), {.scale = ScaleLayout::block(128, 128)});
+    const auto whole = testing::quantize_blocks(x.get());
+    const auto* const bytes = static_cast<const uint8_t*>(whole.elements.get().data);
+    EXPECT_EQ(std::vector<uint8_t>(bytes, bytes + shape.num_elements()), expected.elements());
+    const auto scales = whole.scales.get().span<float>();
+    EXPECT_EQ(std::vector<float>(scales.begin(), scales.end()), expected.scales());
+    if (shape[0] < 256) continue;
+    Tensor part = x.get();
+    part.data = part.as<float>() + 128 * shape[1];
+    part.shape[0] = 128;
+    const auto found = testing::quantize_blocks(part);
+    EXPECT_EQ(std::memcmp(found.elements.get().data, bytes + 128 * shape[1], 128 * shape[1]), 0);
+    for (int64_t i = 0; i < found.scales.get().num_elements(); ++i)
+      EXPECT_EQ(found.scales.get().as<float>()[i], scales[found.scales.get().num_elements() + i]);
+  }
+  EXPECT_THROW(QuantizeBlocks().infer(std::vector<ValueType>{{DType::kBF16, {128, 128}}}),
+               UserError);
+}
+
+/// What is quantized and then turned is what is turned and then quantized.
+TEST(TurnBlocks, GiveWhatQuantizeMakesOfTurnedMatrices) {
+  Random random(13, 1);
+  for (const auto& [shape, rows] :
+       {std::pair(Shape{128, 128}, 128), std::pair(Shape{768, 384}, 256),
+        std::pair(Shape{0, 128}, 128)}) {
+    const OwnedTensor x = testing::random_tensor(DType::kBF16, shape, random, 3.0);
+    const ScaleLayout blocks = ScaleLayout::block(128, 128);
+    const ScaledTensor plain = quantize(x.get(), {.scale = blocks});
+    const ScaledTensor found = testing::turn_blocks(plain.tensor, rows);
+    const ScaledTensor expected = quantize(x.get(), {.scale = blocks, .turned_rows = rows});
+    EXPECT_EQ(found.tensor.shape, expected.tensor.shape);
+    EXPECT_EQ(found.elements(), expected.elements());
+    EXPECT_EQ(found.scales(), expected.scales());
+  }
+  EXPECT_THROW(TurnBlocks(100), UserError);
 }
 
 }  // namespace

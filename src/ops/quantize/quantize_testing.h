@@ -7,6 +7,8 @@
 #include "core/memory.h"
 #include "ops/operator.h"
 #include "ops/quantize/quantize.h"
+#include "ops/quantize/quantize_blocks.h"
+#include "ops/quantize/turn_blocks.h"
 
 /// Tensors of FP8 with scales, for tests.
 namespace tessera::testing {
@@ -47,6 +49,35 @@ inline ScaledTensor quantize(const Tensor& x, const QuantizeSpec& spec) {
   add_quantize_cpu(table);
   const std::vector<Tensor> outputs = {y.tensor};
   table.find(Quantize::kName)->second(op, {.inputs = std::span(&x, 1), .outputs = outputs});
+  return y;
+}
+
+/// What QuantizeBlocks gives, by the CPU's kernel.
+struct QuantizedBlocks {
+  OwnedTensor elements;
+  OwnedTensor scales;
+};
+
+inline QuantizedBlocks quantize_blocks(const Tensor& x) {
+  const QuantizeBlocks op;
+  QuantizedBlocks found{OwnedTensor(DType::kE4M3, x.shape),
+                        OwnedTensor(DType::kF32, shape_of_block_scales(x.shape))};
+  KernelTable table;
+  add_quantize_blocks_cpu(table);
+  const std::vector<Tensor> outputs = {found.elements, found.scales};
+  table.find(QuantizeBlocks::kName)->second(op, {.inputs = std::span(&x, 1), .outputs = outputs});
+  return found;
+}
+
+/// What TurnBlocks gives, likewise.
+inline ScaledTensor turn_blocks(const Tensor& x, int64_t matrix_rows) {
+  const TurnBlocks op(matrix_rows);
+  const std::vector<ValueType> inputs = {type_of(x)};
+  ScaledTensor y(op.infer(inputs)[TurnBlocks::kY]);
+  KernelTable table;
+  add_turn_blocks_cpu(table);
+  const std::vector<Tensor> outputs = {y.tensor};
+  table.find(TurnBlocks::kName)->second(op, {.inputs = std::span(&x, 1), .outputs = outputs});
   return y;
 }
 

@@ -37,6 +37,8 @@
 #include "ops/paged_attention/paged_attention.h"
 #include "ops/permute/permute.h"
 #include "ops/quantize/quantize.h"
+#include "ops/quantize/quantize_blocks.h"
+#include "ops/quantize/turn_blocks.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
@@ -96,7 +98,9 @@ KernelTable make_cpu_kernels() {
   add_page_stash_cpu(table);
   add_paged_attention_cpu(table);
   add_permute_cpu(table);
+  add_quantize_blocks_cpu(table);
   add_quantize_cpu(table);
+  add_turn_blocks_cpu(table);
   add_quantize_tokens_cpu(table);
   add_repeat_heads_cpu(table);
   add_ring_attention_cpu(table);

@@ -20,6 +20,36 @@ std::vector<int64_t> byte_bounds(const Bucket& bucket, std::span<const Tensor> t
   return result;
 }
 
+/// What is gathered, in the order of the shares, and where these end in it.
+struct ShareBytes {
+  std::vector<Tensor> pieces;
+  std::vector<int64_t> bounds;
+};
+
+/// The rows of each share, and behind those of a tensor with scales these.
+ShareBytes cut_with_scales(const Bucket& bucket, std::span<const Tensor> rows,
+                           std::span<const Tensor> scales) {
+  ShareBytes result{.pieces = {}, .bounds = {0}};
+  for (int64_t share = 0; share + 1 < std::ssize(bucket.bounds); ++share) {
+    int64_t bytes = result.bounds.back();
+    const auto add = [&](const Tensor& piece) {
+      bytes += piece.num_bytes();
+      result.pieces.push_back(piece);
+    };
+    for (size_t k = 0; k < rows.size(); ++k) {
+      const IndexRange own = share_rows(bucket, k, rows[k].shape, share);
+      add(take_rows(rows[k], own));
+      if (scales[k].num_elements() > 0) add(take_rows(scales[k], blocks_of(own)));
+    }
+    result.bounds.push_back(bytes);
+  }
+  return result;
+}
+
+bool have_scales(std::span<const Tensor> scales) {
+  return std::ranges::any_of(scales, [](const Tensor& t) { return t.num_elements() > 0; });
+}
+
 Tensor raw(std::byte* memory, IndexRange range, Device* device) {
   return {memory + range.begin, DType::kU8, {range.count}, device};
 }
@@ -27,15 +57,24 @@ Tensor raw(std::byte* memory, IndexRange range, Device* device) {
 }  // namespace
 
 ShareGatherer::Item ShareGatherer::make_item(const ReplicaGroup& group, const Bucket& bucket,
-                                             std::span<const Tensor> tensors) {
-  const std::vector<int64_t> bounds = byte_bounds(bucket, tensors);
+                                             const Tensors& tensors) {
+  const auto of_bucket = [&](const std::vector<Tensor>& all) {
+    return std::span(all).subspan(bucket.parameters.begin, bucket.parameters.count);
+  };
+  const std::span<const Tensor> rows = of_bucket(tensors.rows);
+  const auto scales =
+      tensors.scales.empty() ? std::span<const Tensor>() : of_bucket(tensors.scales);
+  const ShareBytes shares = have_scales(scales)
+                                ? cut_with_scales(bucket, rows, scales)
+                                : ShareBytes{{rows.begin(), rows.end()}, byte_bounds(bucket, rows)};
+  const std::vector<int64_t>& bounds = shares.bounds;
   const auto range = [&](int64_t first, int64_t count) {
     const int64_t begin = bounds[first];
     return IndexRange{begin, bounds[first + count] - begin};
   };
   const int64_t width = group.outer->size();
   const int64_t first = group.rank() / width * width;
-  Item item = {.bytes = ScatteredBytes(tensors),
+  Item item = {.bytes = ScatteredBytes(shares.pieces),
                .inner_bytes = {},
                .outer_bytes = {},
                .part = range(first, width),
@@ -48,14 +87,10 @@ ShareGatherer::Item ShareGatherer::make_item(const ReplicaGroup& group, const Bu
 
 std::vector<ShareGatherer::Item> ShareGatherer::make_items(const ReplicaGroup& group,
                                                            const std::vector<Bucket>& buckets,
-                                                           const std::vector<Tensor>& tensors) {
+                                                           const Tensors& tensors) {
   std::vector<Item> items;
   if (group.size() == 1) return items;
-  for (const Bucket& bucket : buckets) {
-    items.push_back(make_item(
-        group, bucket,
-        {tensors.data() + bucket.parameters.begin, static_cast<size_t>(bucket.parameters.count)}));
-  }
+  for (const Bucket& bucket : buckets) items.push_back(make_item(group, bucket, tensors));
   return items;
 }
 
@@ -68,13 +103,12 @@ int64_t ShareGatherer::slot_bytes(const std::vector<Item>& items) {
 }
 
 ShareGatherer::ShareGatherer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                             const std::vector<Tensor>& tensors, int64_t buckets_in_flight,
-                             Device& device)
+                             const Tensors& tensors, int64_t buckets_in_flight, Device& device)
     : group_(group),
       items_(make_items(group, buckets, tensors)),
       queue_(buckets_in_flight, slot_bytes(items_), device) {
   if (items_.empty()) return;
-  item_of_.resize(tensors.size());
+  item_of_.resize(tensors.rows.size());
   for (size_t item = 0; item < buckets.size(); ++item) {
     const IndexRange& parameters = buckets[item].parameters;
     std::fill_n(item_of_.begin() + parameters.begin, parameters.count, item);
@@ -82,8 +116,7 @@ ShareGatherer::ShareGatherer(const ReplicaGroup& group, const std::vector<Bucket
 }
 
 int64_t ShareGatherer::count_staging(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                                     const std::vector<Tensor>& tensors,
-                                     int64_t buckets_in_flight) {
+                                     const Tensors& tensors, int64_t buckets_in_flight) {
   return TransferQueue::count_staging(buckets_in_flight,
                                       slot_bytes(make_items(group, buckets, tensors)));
 }

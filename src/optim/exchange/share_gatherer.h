@@ -12,14 +12,20 @@ namespace tessera {
 /// Gives all replicas the rows that each of them has in its share: of updated weights, say. Buckets
 /// are gathered in the background, over the outer group first and then over the inner one, as bytes
 /// of the tensors' own types. Where a bucket's tensors lie one after the other in memory that is in
-/// place, else through staging. Not thread-safe.
+/// place, else through staging, as always where there are weights with scales (QuantizeBlocks),
+/// whose rows take these along. Not thread-safe.
 class ShareGatherer {
  public:
+  struct Tensors {
+    std::vector<Tensor> rows;
+    /// Those of each, without elements where it has none; empty where no tensor has.
+    std::vector<Tensor> scales = {};
+  };
+
   /// `tensors`: those of the group's parameters, of any types, in the device's memory, for which
   /// make_buckets made `buckets` with group.size() shares. Their memory must outlive the gatherer.
   ShareGatherer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                const std::vector<Tensor>& tensors, int64_t buckets_in_flight,
-                Device& device = host_device());
+                const Tensors& tensors, int64_t buckets_in_flight, Device& device = host_device());
   ShareGatherer(const ShareGatherer&) = delete;
   ShareGatherer& operator=(const ShareGatherer&) = delete;
 
@@ -36,7 +42,7 @@ class ShareGatherer {
   /// What such a gatherer would take. Of the group only sizes and places are read, of `tensors`
   /// addresses, types and shapes.
   static int64_t count_staging(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                               const std::vector<Tensor>& tensors, int64_t buckets_in_flight);
+                               const Tensors& tensors, int64_t buckets_in_flight);
 
  private:
   struct Item {
@@ -51,10 +57,9 @@ class ShareGatherer {
     std::byte* memory(std::byte* staging) const { return packed() ? staging : bytes.contiguous(); }
   };
 
-  static Item make_item(const ReplicaGroup& group, const Bucket& bucket,
-                        std::span<const Tensor> tensors);
+  static Item make_item(const ReplicaGroup& group, const Bucket& bucket, const Tensors& tensors);
   static std::vector<Item> make_items(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                                      const std::vector<Tensor>& tensors);
+                                      const Tensors& tensors);
   static int64_t slot_bytes(const std::vector<Item>& items);
   Pending start_outer(const Item& item, std::byte* staging) const;
   Pending start_inner(const Item& item, std::byte* staging) const;

@@ -103,7 +103,7 @@ std::vector<NamedSlice> HeldState::weight_slices(HeldPart part) const {
   std::vector<NamedSlice> slices;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i].parameter;
-    append(slices, i, part, {p.name, p.weight});
+    append(slices, i, part, {p.name, optimizer_.weight(i)});
   }
   return slices;
 }

@@ -155,8 +155,11 @@ ShardedOptimizer::Tensors ShardedOptimizer::list_tensors(
     const Group& group, std::span<const ReplicatedParameter> parameters) {
   Tensors tensors;
   for (const size_t idx : group.parameters) {
-    tensors.weights.push_back(parameters[idx].parameter.weight);
-    tensors.grads.push_back(parameters[idx].parameter.grad);
+    const Parameter& parameter = parameters[idx].parameter;
+    tensors.weights.push_back(parameter.weight);
+    tensors.scales.push_back(parameter.is_fp8() ? parameter.scales
+                                                : Tensor{.data = nullptr, .shape = {0}});
+    tensors.grads.push_back(parameter.grad);
   }
   return tensors;
 }
@@ -208,11 +211,10 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
     for (int64_t k = range.begin; k < range.begin + range.count; ++k) {
       const size_t idx = group.parameters[k];
       const Parameter& parameter = parameters[idx].parameter;
-      const Tensor& weight = parameter.weight;
       bucket.parameters.push_back(idx);
       bucket.shares_gradients = sharding.release_gradients && parameters[idx].layer;
       if (bucket.shares_gradients) bucket.turn = turns[place.group].at(*parameters[idx].layer);
-      bucket.weight_bytes += weight.num_bytes();
+      bucket.weight_bytes += parameter.weight_bytes();
       bucket.gradient_bytes += parameter.grad.num_bytes();
       bucket.rounds_gradients = rounds_gradient(parameter);
       held.push_back(take_rows(parameter, rows[idx].held));
@@ -335,9 +337,24 @@ void ShardedOptimizer::wait_all_weights() {
 std::vector<NamedSlice> ShardedOptimizer::weight_slices(HeldPart part) const {
   if (part == HeldPart::kOwned) return state_->weight_slices(HeldPart::kOwned);
   std::vector<NamedSlice> all;
-  for (const ReplicatedParameter& p : parameters_)
-    all.push_back({p.parameter.name, p.parameter.weight, p.slice});
+  std::set<std::string> fp8;
+  for (const ReplicatedParameter& p : parameters_) {
+    if (p.parameter.is_fp8()) {
+      fp8.insert(p.parameter.name);
+    } else {
+      all.push_back({p.parameter.name, p.parameter.weight, p.slice});
+    }
+  }
+  for (NamedSlice& held : state_->weight_slices(HeldPart::kHeld)) {
+    if (fp8.contains(held.name)) all.push_back(std::move(held));
+  }
   return all;
+}
+
+void ShardedOptimizer::cast_weights() {
+  wait_all_weights();
+  state_->optimizer().cast_weights();
+  if (sharding_.shard_state) gather_all();
 }
 
 void ShardedOptimizer::round_masters() {

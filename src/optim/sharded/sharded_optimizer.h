@@ -109,7 +109,8 @@ class ShardedOptimizer final : public DistributedOptimizer {
   void change_masters(const std::function<void(const NamedSlice& master)>& change) const override {
     state_->change_masters(change);
   }
-  /// All of this rank's weights, or its own rows of them.
+  /// All of this rank's weights, or its own rows of them. Of weights in FP8 these are the masters,
+  /// and all that are held.
   std::vector<NamedSlice> weight_slices(HeldPart part) const override;
   void set_row_factors(const FillRowFactors& fill) override { state_->set_row_factors(fill); }
   std::vector<NamedSlice> gradient_slices() const override {
@@ -117,6 +118,8 @@ class ShardedOptimizer final : public DistributedOptimizer {
   }
   /// Sets BF16 weights to their masters, rounded; on all ranks, who all call it.
   void round_masters();
+  /// Casts weights in FP8 from their masters, which were filled, likewise.
+  void cast_weights();
   void reset_masters() const override { state_->reset_masters(); }
 
   /// What this rank's optimizer has of each parameter: the rows whose state is here.
@@ -186,10 +189,12 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// The group's weights and gradients.
   struct Tensors {
     std::vector<Tensor> weights;
+    std::vector<Tensor> scales;  ///< of weights in FP8; others have ones without elements
     std::vector<Tensor> grads;
     /// What is gathered after the update, or, where all state is held, before it.
-    const std::vector<Tensor>& gathered(const ShardingOptions& sharding) const {
-      return sharding.shard_state ? weights : grads;
+    ShareGatherer::Tensors gathered(const ShardingOptions& sharding) const {
+      if (sharding.shard_state) return {weights, scales};
+      return {grads};
     }
   };
   static Tensors list_tensors(const Group& group, std::span<const ReplicatedParameter> parameters);

@@ -7,6 +7,8 @@
 #include "ops/dequantize/dequantize.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/permute/permute.h"
+#include "ops/quantize/turn_blocks.h"
+#include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "program/rounding/fp8_products.h"
 
 namespace tessera {
@@ -26,6 +28,7 @@ class Inserter {
       : program_(program), rounding_(rounding), copies_(copies), delayed_(std::move(delayed)) {}
 
   Program run(const RoundingChoice& choice) {
+    store_in_fp8(choice.fp8_weights);
     const std::vector<Node> before = program_.nodes();
     for (Node node : before) {
       if (dynamic_cast<const Permute*>(node.op.get()) != nullptr)
@@ -44,10 +47,55 @@ class Inserter {
       }
       nodes_.push_back(std::move(node));
     }
+    check_fp8_readers();
     return program_.with_nodes(std::move(nodes_));
   }
 
  private:
+  /// Weights of these names that the program has are stored in FP8.
+  void store_in_fp8(const std::vector<std::string>& names) {
+    for (ValueId id = 0; id < program_.num_values(); ++id) {
+      const Value& value = program_.value(id);
+      const bool stored = value.kind == ValueKind::kWeight && std::ranges::count(names, value.name);
+      if (!stored) continue;
+      ValueType type = value.type;
+      type.dtype = fp8_weight_format().element;
+      type.scale = fp8_weight_format().scale;
+      program_ = program_.with_weight_type(id, type);
+    }
+  }
+
+  bool is_fp8_weight(ValueId id) const {
+    const Value& value = program_.value(id);
+    return value.kind == ValueKind::kWeight && value.type.scale.is_scaled();
+  }
+
+  /// The type of the values that a weight stands for.
+  ValueType values_type(ValueId id) const {
+    ValueType type = program_.type(id);
+    if (!is_fp8_weight(id)) return type;
+    type.dtype = DType::kBF16;
+    type.scale = {};
+    return type;
+  }
+
+  /// A weight in FP8 as values.
+  ValueId values_of(ValueId weight) {
+    return once(make_dequantize(DType::kBF16), {weight}, ".values");
+  }
+
+  void check_fp8_readers() const {
+    for (const Node& node : nodes_) {
+      const std::string_view name = node.op->name();
+      const bool reads_fp8 = name == Dequantize::kName || name == TurnBlocks::kName ||
+                             name == ScaledGroupedMatmul::kName;
+      for (const ValueId id : node.inputs) {
+        ensure(reads_fp8 || !is_fp8_weight(id), "{} reads the weight '{}', which is stored in FP8",
+               name, program_.value(id).name);
+      }
+    }
+  }
+
   /// Whether the operand is what a product with a weight reads of tokens, or their gradients.
   static bool is_tokens(const Node& node, const Operand& operand) {
     const auto product = find_product(*node.op);
@@ -76,11 +124,11 @@ class Inserter {
            "operands of {} are not in order", node.op->name());
     const ValueId from_rows = node.inputs[product->rows];
     const ValueId from_weight = node.inputs[product->weight];
-    const auto fp8 = find_fp8_product(program_.type(from_rows), rows.spec,
-                                      program_.type(from_weight), weight.spec);
+    const auto fp8 = find_fp8_product(program_.type(from_rows), rows.spec, values_type(from_weight),
+                                      weight.spec);
     if (!fp8) return false;
     std::vector<ValueId> inputs = {quantized_rows(node, from_rows, fp8->rows),
-                                   quantized(from_weight, fp8->weight)};
+                                   quantized_weight(from_weight, fp8->weight)};
     if (dynamic_cast<const GroupedMatmul*>(node.op.get()) != nullptr)
       inputs.push_back(node.inputs[GroupedMatmul::kOffsets]);
     if (product->add_extra == nullptr || std::ssize(node.inputs) <= product->extra) {
@@ -136,10 +184,18 @@ class Inserter {
                 "", rounding_.keeps_rounded ? program_.value(rows).name : "");
   }
 
+  /// What a product reads of a weight. Blocks that are turned hold the same numbers.
+  ValueId quantized_weight(ValueId weight, const QuantizeSpec& spec) {
+    const bool is_fp8 = is_fp8_weight(weight);
+    if (is_fp8 && spec.turned_rows == 0) return weight;
+    const OperatorPtr op = is_fp8 ? make_turn_blocks(spec.turned_rows) : make_quantize(spec);
+    if (rounding_.keeps_copies && program_.value(weight).kind == ValueKind::kWeight)
+      return copy_of(weight, op);
+    return is_fp8 ? once(op, {weight}, ".turned") : quantized(weight, spec);
+  }
+
   ValueId quantized(ValueId value, const QuantizeSpec& spec) {
     const OperatorPtr op = make_quantize(spec);
-    if (rounding_.keeps_copies && program_.value(value).kind == ValueKind::kWeight)
-      return copy_of(value, op);
     // What may be kept in its place has the name by which it is recomputed or offloaded.
     return once(op, {value}, rounding_.keeps_rounded ? "" : ".fp8");
   }
@@ -161,6 +217,7 @@ class Inserter {
       return delayed_.round({value, operand.offsets, operand.weight, operand.spec.cast}, program_,
                             nodes_);
     }
+    if (is_fp8_weight(value)) return values_of(value);
     std::vector<ValueId> inputs = {value};
     if (operand.offsets.is_set()) inputs.push_back(operand.offsets);
     return once(make_round_values(operand.spec), inputs, ".rounded");

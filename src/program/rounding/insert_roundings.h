@@ -13,6 +13,8 @@ namespace tessera {
 struct RoundingChoice {
   std::function<std::vector<Operand>(const Node&)> operands;
   std::function<std::vector<ReadBefore>(const Node&)> read_before;
+  /// The names of weights that are stored in FP8 (fp8_weight_format).
+  std::vector<std::string> fp8_weights = {};
 };
 
 /// Puts roundings in front of the nodes of one program, or makes products of FP8 numbers of them

@@ -2,14 +2,27 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
 #include "program/rounding/fp8_products.h"
 #include "program/rounding/insert_roundings.h"
+#include "program/rounding/rounded_operand.h"
 
 namespace tessera {
 namespace {
+
+constexpr int64_t kStoredBlock = 128;
+
+/// Whether the matrices of a product's weight are of whole blocks.
+bool has_whole_blocks(const Operator& op, const ValueType& weight) {
+  const auto is_whole = [](int64_t size) { return size > 0 && size % kStoredBlock == 0; };
+  if (weight.dtype != DType::kBF16 || !is_whole(weight.shape[1])) return false;
+  const auto* grouped = dynamic_cast<const GroupedMatmul*>(&op);
+  if (grouped == nullptr) return is_whole(weight.shape[0]);
+  return std::ranges::all_of(grouped->sizes().values(), is_whole);
+}
 
 Operand of_rows(int input, const CastSpec& cast, int sum_dim) {
   return {input, {.cast = cast, .sum_dim = sum_dim}};
@@ -207,6 +220,38 @@ bool has_row_scales(const Recipe& recipe) {
   return is_by_rows(recipe.activation) && is_by_rows(recipe.gradient);
 }
 
+Format fp8_weight_format() {
+  return {DType::kE4M3, ScaleLayout::block(kStoredBlock, kStoredBlock)};
+}
+
+bool can_store_weights(const Recipe& recipe) {
+  return recipe.weight == CastSpec{.length = kStoredBlock, .width = kStoredBlock};
+}
+
+std::vector<std::string> list_fp8_weights(const Program& forward, const OperandRounding& rounding) {
+  std::vector<std::string> names;
+  if (!rounding.fp8_weights) return names;
+  ensure(can_store_weights(*rounding.recipe), "weights of recipe {} are stored in FP8",
+         rounding.recipe->name);
+  std::set<ValueId> refused;
+  std::vector<ValueId> found;
+  for (const Node& node : forward.nodes()) {
+    const auto product = find_product(*node.op);
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId id = node.inputs[i];
+      if (forward.value(id).kind != ValueKind::kWeight) continue;
+      const bool suits = product && static_cast<int>(i) == product->weight &&
+                         has_whole_blocks(*node.op, forward.type(id));
+      if (!suits || !rounding.rounds(forward.value(id).name)) refused.insert(id);
+      if (suits && std::ranges::find(found, id) == found.end()) found.push_back(id);
+    }
+  }
+  for (const ValueId id : found) {
+    if (!refused.contains(id)) names.push_back(forward.value(id).name);
+  }
+  return names;
+}
+
 std::vector<std::string> product_weights(const Program& forward) {
   const WeightTable weights(forward);
   std::vector<std::string> names;
@@ -239,8 +284,10 @@ Program round_operands(const Program& forward, const OperandRounding& rounding,
   const auto none = [](const Node& /*node*/) { return std::vector<ReadBefore>(); };
   DelayedRoundings delayed(operand_weights(product_weights(forward)), kScalesName,
                            {OperandKind::kActivation, OperandKind::kWeight}, rounding.overflows);
-  return insert_roundings(forward, rounding, {ForwardOperands(forward, rounding), none}, copies,
-                          std::move(delayed));
+  return insert_roundings(
+      forward, rounding,
+      {ForwardOperands(forward, rounding), none, list_fp8_weights(forward, rounding)}, copies,
+      std::move(delayed));
 }
 
 Program round_operands(const Program& forward, const OperandRounding& rounding) {
@@ -255,8 +302,9 @@ Backward round_operands(const Program& forward, Backward backward, const Operand
   const auto read_before = [&](const Node& node) { return operands.read_before(node); };
   DelayedRoundings delayed(operand_weights(product_weights(forward)), kGradScalesName,
                            {OperandKind::kGradient}, rounding.overflows);
-  backward.program = insert_roundings(backward.program, rounding, {operands, read_before}, copies,
-                                      std::move(delayed));
+  backward.program = insert_roundings(backward.program, rounding,
+                                      {operands, read_before, list_fp8_weights(forward, rounding)},
+                                      copies, std::move(delayed));
   return backward;
 }
 

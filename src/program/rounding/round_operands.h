@@ -29,6 +29,9 @@ struct OperandRounding {
   /// What activations' gradients read, and nothing else does, is kept in FP8 too, and rows that
   /// were permuted are permuted again. REQUIRES keeps_rounded.
   bool keeps_all_rounded = false;
+  /// Weights that only rounded products read (list_fp8_weights) are FP8 numbers and scales
+  /// themselves, instead of BF16. REQUIRES a recipe that can_store_weights.
+  bool fp8_weights = false;
   /// With delayed scales: what is beyond the largest number makes the step NaN.
   bool overflows = false;
 
@@ -38,6 +41,17 @@ struct OperandRounding {
 /// Whether tokens and gradients are rounded by scales of single rows, or of parts of them, so that
 /// what Quantize makes is as good as they are, whoever else reads them.
 bool has_row_scales(const Recipe& recipe);
+
+/// How weights are stored with fp8_weights: E4M3, a scale for 128 x 128. Turned, they are the same
+/// numbers, so that one of them serves all products.
+Format fp8_weight_format();
+
+/// Whether weights are rounded by scales of such blocks, whatever product reads them.
+bool can_store_weights(const Recipe& recipe);
+
+/// The weights of a program that are stored so: what products alone read, rounded, and whose
+/// matrices are multiples of 128 in both dims. None without fp8_weights.
+std::vector<std::string> list_fp8_weights(const Program& forward, const OperandRounding& rounding);
 
 /// An input of a program that is to hold what a Quantize makes of a weight.
 struct WeightCopy {

@@ -83,10 +83,11 @@ ValueId backward_of(const std::vector<Link>& links, ValueId forward) {
   return found->backward;
 }
 
-/// Each pass over a block quantizes its weights.
+/// Each pass over a block quantizes its weights, which nothing updates.
 BatchShape shape_of_block(const Settings& settings) {
   BatchShape shape = batch_shape(settings);
   shape.products.keeps_copies = false;
+  shape.products.fp8_weights = false;
   return shape;
 }
 

@@ -96,7 +96,10 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFinite
   for (const ModelParameter& parameter : parameters_->all()) {
     tensors.push_back({parameter.spec.name, parameter.weight});
   }
-  reader.load_group(TensorGroup::kModel, tensors, Conversion::kNone, is_mtp_parameter);
+  // Of weights in FP8 it has the masters.
+  const bool has_masters = settings_.precision.fp8_weights;
+  reader.load_group(TensorGroup::kModel, tensors,
+                    has_masters ? Conversion::kFloats : Conversion::kNone, is_mtp_parameter);
   if (nonfinite == NonFiniteWeights::kRefuse)
     refuse_nonfinite(reader, "its training diverged; --allow-nonfinite takes it as it is");
   if (!reader.nonfinite().empty()) notes_.push_back(reader.nonfinite().describe());

@@ -29,8 +29,9 @@ PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks,
 }
 
 StepPlan plan_step(const Settings& settings, const PlannedRank& rank) {
-  const auto parameters = ParameterSet::without_memory(list_parameters(
-      settings.model, settings.train.dtype(), rank.layout.part.groups, rank.layout.part.chunks));
+  const auto parameters = ParameterSet::without_memory(
+      list_parameters(settings.model, settings.train.dtype(), rank.layout.part.groups,
+                      rank.layout.part.chunks, batch_shape(settings).products));
   return build_step(request_step(settings, rank.layout, rank.model, parameters));
 }
 

@@ -30,6 +30,8 @@ std::string describe_products(const Settings& settings, bool on_host) {
   std::string text = fmt::format("\nproducts of layers read {} numbers ({}): {}; {}",
                                  products.recipe->name, products.recipe->activation.to_string(),
                                  products.recipe->what, describe_making(products, on_host));
+  if (settings.precision.fp8_weights)
+    text += "; weights that they alone read are in FP8, cast from the masters";
   if (!products.plain.empty()) {
     text += "; not those of";
     for (const LayerEntry& entry : products.plain) text += ' ' + entry.to_string();

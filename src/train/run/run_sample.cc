@@ -33,7 +33,8 @@ void check_sample_memory(const Settings& settings) {
 }  // namespace
 
 RunSample sample_text(Trainer& trainer, const std::function<void()>& alive) {
-  if (trainer.layout().num_ranks() == 1) {
+  // Weights in FP8 are no generator's: those of the checkpoint are.
+  if (trainer.layout().num_ranks() == 1 && !trainer.settings().precision.fp8_weights) {
     return sample_from(trainer, trainer.backend(), trainer.state().parameters(),
                        trainer.state().experts(), alive);
   }

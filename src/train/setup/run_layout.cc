@@ -75,6 +75,7 @@ BatchShape batch_shape(const Settings& settings) {
   products.keeps_copies = settings.precision.weight_copies &&
                           settings.train.num_micro_batches() > 1 &&
                           settings.shard.scope != ShardScope::kFull;
+  products.fp8_weights = settings.precision.fp8_weights;
   return {
       .num_tokens = settings.train.micro_batch * settings.data.sequence_length,
       .max_sequences = settings.train.micro_batch,

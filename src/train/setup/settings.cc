@@ -95,6 +95,7 @@ std::optional<std::string_view> changed_key(const PrecisionSettings& precision) 
   if (precision.weight_gradients != plain.weight_gradients) return "precision.weight_gradients";
   if (precision.weight_copies != plain.weight_copies) return "precision.weight_copies";
   if (precision.saved != plain.saved) return "precision.saved";
+  if (precision.fp8_weights != plain.fp8_weights) return "precision.primary_weights";
   if (precision.emulate != plain.emulate) return "precision.emulate";
   return changed_key(precision.delayed);
 }
@@ -114,6 +115,33 @@ void validate_delayed(const Settings& settings) {
           "\"skip\", or precision.overflow = \"saturate\"");
 }
 
+/// What cannot be had of weights that are stored in FP8.
+void validate_primary_weights(const Settings& settings) {
+  if (!settings.precision.fp8_weights) return;
+  constexpr std::string_view kKey = "precision.primary_weights = \"fp8\"";
+  require(can_store_weights(*settings.products().recipe),
+          "{} stores a weight once, with a scale for 128 x 128, but precision.recipe \"{}\" rounds "
+          "it by other scales for each product that reads it; set precision.recipe = "
+          "\"blockwise\", or leave precision.primary_weights out",
+          kKey, settings.precision.recipe);
+  require(settings.optimizer.formats.master == MasterKind::kF32,
+          "{} casts weights from masters in F32, but optim.master is \"{}\", which needs a weight "
+          "in BF16; leave one of them out",
+          kKey,
+          settings.optimizer.formats.master == MasterKind::kNone
+              ? "none"
+              : master_suffix(settings.optimizer.formats.master));
+  require(settings.shard.scope != ShardScope::kFull,
+          "{} is not yet there for optim.shard = \"full\", whose shares may cut a block of 128 "
+          "rows; set optim.shard = \"state\", or leave precision.primary_weights out",
+          kKey);
+  require(
+      settings.train.objective == Objective::kNextToken,
+      "{} is for training on the next token: other objectives ask the model in BF16 in between; "
+      "leave precision.primary_weights out",
+      kKey);
+}
+
 void validate_precision(const Settings& settings) {
   if (settings.train.precision != Precision::kFp8) {
     require(!changed_key(settings.precision).has_value(),
@@ -123,6 +151,7 @@ void validate_precision(const Settings& settings) {
     return;
   }
   validate_delayed(settings);
+  validate_primary_weights(settings);
   const ProductPrecision products = settings.products();
   require(!products.keeps_rounded || has_row_scales(*products.recipe),
           "precision.saved = \"{}\" keeps tokens with scales of their own, which precision.recipe "

@@ -168,6 +168,8 @@ struct PrecisionSettings {
   bool weight_gradients = true;
   bool weight_copies = true;  ///< what weights are quantized to is made once a step
   SavedPrecision saved = SavedPrecision::kBf16;
+  /// Weights that only such products read are cast from their masters, without values in BF16.
+  bool fp8_weights = false;
   bool emulate = false;  ///< multiply rounded numbers in BF16 even where tensor cores have FP8
   /// With a recipe of delayed scales.
   DelayedScaling delayed;

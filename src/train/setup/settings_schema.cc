@@ -244,6 +244,10 @@ void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
                   "What the gradients of weights read of tokens; fp8: what the products before "
                   "them read, which is kept for the backward pass, and sent to experts, in FP8; "
                   "fp8_all: likewise, and what the gradients of activations read is FP8 too");
+  schema.add_enum("precision.primary_weights", &precision.fp8_weights,
+                  {{"bf16", false}, {"fp8", true}},
+                  "With recipe blockwise: fp8 keeps no BF16 values of weights that only rounded "
+                  "products read; each update casts them from the F32 masters, and ranks send FP8");
   schema.add("precision.emulate", &precision.emulate,
              "Multiply rounded numbers in BF16 also where the GPU multiplies FP8");
   DelayedScaling& delayed = precision.delayed;

@@ -6,6 +6,7 @@
 #include "comm/planned_world.h"
 #include "model/weights/qk_clip.h"
 #include "ops/adamw/moment_blocks.h"
+#include "ops/quantize/quantize_blocks.h"
 #include "train/setup/replica_groups.h"
 #include "train/state/checkpointing.h"
 #include "train/state/load_optimizer.h"
@@ -16,8 +17,61 @@
 namespace tessera {
 namespace {
 
+/// Each rank finds the scales of the blocks that it keeps, which must be those of the whole weight.
+void require_whole_blocks(const Settings& settings, const ProductPrecision& products,
+                          std::span<const ParameterSpec> held) {
+  std::set<std::string> stored;
+  for (const ParameterSpec& spec : list_parameters(settings.model, DType::kBF16, products)) {
+    if (spec.is_fp8()) stored.insert(spec.name);
+  }
+  require(!stored.empty(),
+          "precision.primary_weights = \"fp8\", but no weight is read by rounded products alone "
+          "and of multiples of 128 rows and columns; leave precision.primary_weights out");
+  for (const ParameterSpec& spec : held) {
+    if (!stored.contains(spec.name)) continue;
+    const Slice& slice = spec.placement.slice;
+    const auto cut = find_cut_block(slice);
+    require(spec.is_fp8() && !cut,
+            "precision.primary_weights = \"fp8\" keeps a scale for 128 x 128 elements, but this "
+            "layout gives a rank {} of the {} of {}; choose degrees of parallelism such that parts "
+            "are multiples of 128, or leave precision.primary_weights out",
+            cut.value_or(slice.to_string()), slice.global.to_string(), spec.name);
+  }
+}
+
 std::vector<ParameterSpec> held_parameters(const Settings& settings, const RunLayout& run) {
-  return list_parameters(settings.model, settings.train.dtype(), run.part.groups, run.part.chunks);
+  const ProductPrecision products = batch_shape(settings).products;
+  auto specs = list_parameters(settings.model, settings.train.dtype(), run.part.groups,
+                               run.part.chunks, products);
+  if (products.fp8_weights) require_whole_blocks(settings, products, specs);
+  return specs;
+}
+
+/// Whether a checkpoint of BF16 weights has some in F32: the masters of weights in FP8.
+bool has_fp8_masters(const CheckpointReader& reader, std::span<const ParameterSpec> bf16) {
+  const auto& saved = reader.manifest().tensors;
+  const auto is = [&](const std::string& name, DType dtype) {
+    const auto found = saved.find(name);
+    return found != saved.end() && found->second.dtype == dtype;
+  };
+  return is("embedding.weight", DType::kBF16) &&
+         std::ranges::any_of(bf16, [&](const ParameterSpec& spec) {
+           return spec.dtype == DType::kBF16 && is(spec.name, DType::kF32);
+         });
+}
+
+/// The elements of a weight alone.
+Tensor elements_of_weight(const ModelParameter& parameter) {
+  Tensor elements = parameter.weight;
+  elements.scale = {};
+  return elements;
+}
+
+/// Of a weight in FP8; it may have no address yet.
+Tensor scales_of_weight(const ModelParameter& parameter) {
+  if (!parameter.spec.is_fp8()) return {};
+  if (parameter.weight) return scales_of(parameter.weight);
+  return {nullptr, DType::kF32, shape_of_block_scales(parameter.spec.shape)};
 }
 
 /// On one rank there is nothing to share out.
@@ -57,6 +111,19 @@ void require_whole_blocks(const StateFormats& formats, const ParameterSpec& spec
       kMomentBlock);
 }
 
+/// A share of such matrices begins and ends between blocks.
+void require_whole_blocks(const ParameterSpec& spec, const std::vector<int64_t>& matrix_rows) {
+  const int64_t block = QuantizeBlocks::kBlock;
+  const auto cut =
+      std::ranges::find_if(matrix_rows, [&](int64_t rows) { return rows % block != 0; });
+  require(
+      !spec.is_fp8() || cut == matrix_rows.end(),
+      "precision.primary_weights = \"fp8\" keeps a scale for 128 rows, but optim.name = \"muon\" "
+      "updates {} in matrices of {}; set optim.name = \"adamw\", or leave "
+      "precision.primary_weights out",
+      spec.name, cut == matrix_rows.end() ? 0 : *cut);
+}
+
 bool is_clipped(const ModelConfig& config, const ParameterSpec& spec) {
   return spec.layer && find_clipped_rows(config, layer_weight_name(config, spec)).has_value();
 }
@@ -76,12 +143,14 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
     const bool clips = settings.qk_clip > 0 && is_clipped(settings.model, spec);
     if (settings.optimizer_kind == OptimizerKind::kMuon)
       matrices = local_matrices(spec.name, spec.placement, groups.all()[group].parts);
+    require_whole_blocks(spec, matrices.rows);
     result.push_back({.parameter = {.name = spec.name,
-                                    .weight = parameter.weight,
+                                    .weight = elements_of_weight(parameter),
                                     .grad = parameter.grad,
                                     .matrix_rows = std::move(matrices.rows),
                                     .cut = std::move(matrices.cut),
-                                    .scales_rows = clips},
+                                    .scales_rows = clips,
+                                    .scales = scales_of_weight(parameter)},
                       .slice = spec.placement.slice,
                       .group = together ? 0 : group,
                       .layer = spec.layer});
@@ -244,6 +313,7 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
                        const Backend& backend)
     : config_(settings.model),
       dtype_(settings.train.dtype()),
+      products_(batch_shape(settings).products),
       optimizer_kind_(settings.optimizer_kind),
       formats_(settings.optimizer.formats),
       names_biases_(run.rank() == 0),
@@ -286,6 +356,12 @@ const DistributedOptimizer& ModelState::optimizer() const {
 
 void ModelState::initialize(uint64_t seed) {
   initialize(seed, [](const std::string&) { return true; });
+  cast_weights();
+}
+
+/// Behind what fills masters, of which those in FP8 are cast.
+void ModelState::cast_weights() {
+  if (products_.fp8_weights) replicated_->cast_weights();
 }
 
 /// Fresh weights for the parameters whose names are `of` a kind.
@@ -333,11 +409,24 @@ std::vector<NamedSlice> ModelState::held_optimizer() const {
   return slices;
 }
 
+void ModelState::require_same_weights(const CheckpointReader& reader) const {
+  const auto name = [](bool fp8) { return fp8 ? "fp8" : "bf16"; };
+  const bool wanted = products_.fp8_weights;
+  const bool found = has_fp8_masters(reader, list_parameters(config_, dtype_));
+  require(found == wanted,
+          "{} was written with precision.primary_weights = \"{}\", but it is \"{}\" now, and a "
+          "run cannot change it; set it back, or start a new run with these weights by "
+          "run.init_from",
+          reader.path().string(), name(found), name(wanted));
+}
+
 void ModelState::load_held(const CheckpointReader& reader) {
+  require_same_weights(reader);
   for (const auto& slices : {held_model(), optimizer().state_slices(HeldPart::kHeld)}) {
     for (const NamedSlice& held : slices) reader.load_slice(held.name, held.slice, held.tensor);
   }
   load_roundings(reader, roundings_);
+  cast_weights();
 }
 
 LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64_t seed) {
@@ -363,15 +452,18 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
     if (!is_added(master.name))
       reader.load_slice(master.name, master.slice, master.tensor, Conversion::kFloats);
   });
+  cast_weights();
   return {.added = count_missing(own_layers, saved_layers),
           .left_out = count_missing(saved_layers, own_layers)};
 }
 
 void ModelState::load(const CheckpointReader& reader) {
+  require_same_weights(reader);
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
-  load_optimizer(reader, list_parameters(config_, dtype_), {optimizer_kind_, formats_},
+  load_optimizer(reader, list_parameters(config_, dtype_, products_), {optimizer_kind_, formats_},
                  optimizer());
   load_roundings(reader, roundings_);
+  cast_weights();
 }
 
 }  // namespace tessera

@@ -90,9 +90,9 @@ class ModelState {
   /// each element of the model at one rank.
   std::vector<NamedSlice> owned_model() const;
   std::vector<NamedSlice> owned_optimizer() const;
-  /// Fills everything from a checkpoint of the same model and precision, whatever its layout and
-  /// the formats of its optimizer's state. Throws UserError otherwise. A history of roundings that
-  /// it lacks begins anew.
+  /// Fills everything from a checkpoint of the same model and precision, also of weights, whatever
+  /// its layout and the formats of its optimizer's state. Throws UserError otherwise. A history of
+  /// roundings that it lacks begins anew.
   void load(const CheckpointReader& reader);
   /// For copies that the same rank of the same layout loads: all that this rank holds.
   std::vector<NamedSlice> held_model() const;
@@ -108,10 +108,13 @@ class ModelState {
 
  private:
   void initialize(uint64_t seed, const std::function<bool(const std::string&)>& of);
+  void cast_weights();
+  void require_same_weights(const CheckpointReader& reader) const;
   void append_roundings(std::vector<NamedSlice>& slices) const;
 
   ModelConfig config_;
   DType dtype_;
+  ProductPrecision products_;
   OptimizerKind optimizer_kind_;
   StateFormats formats_;
   bool names_biases_;  ///< one rank saves expert biases and roundings, which all have

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "ops/quantize/quantize_testing.h"
 #include "ops/testing/gpu_test.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
@@ -72,6 +73,43 @@ TEST_F(RoundedProductsCuda, Fp8LearnsAsItsEmulation) {
       EXPECT_NE(found, emulated);
       expect_near(found, emulated, 0.02);
     }
+  }
+}
+
+/// Weights that are cast from masters on the GPU, and turned there, learn as on the host; at the
+/// end they are what the host casts of the same masters.
+TEST_F(RoundedProductsCuda, WeightsInFp8AreTheHosts) {
+  Settings settings = tiny_settings(folder_);
+  settings.model.hidden_size = settings.model.moe.inner_size = 128;
+  settings.schedule.peak_lr = 1e-3;
+  settings.train.precision = Precision::kFp8;
+  settings.precision.fp8_weights = true;
+  for (const bool rounds_gradients : {true, false}) {
+    settings.precision.weight_gradients = rounds_gradients;
+    const std::vector<double> found = losses_of(settings, DeviceChoice::kCuda);
+    expect_near(found, losses_of(settings, DeviceChoice::kCpu), 0.03);
+    Settings other = settings;
+    other.run.cuda_graphs = GraphMode::kOff;
+    other.precision.weight_copies = false;
+    EXPECT_EQ(found, losses_of(other, DeviceChoice::kCuda)) << "without graphs and copies";
+    other.precision.emulate = true;
+    expect_near(found, losses_of(other, DeviceChoice::kCuda), 0.02);
+  }
+  settings.run.device = DeviceChoice::kCuda;
+  settings.run.resume = ResumeMode::kNever;
+  const auto trainer = make_trainer(settings);
+  for (int64_t i = 0; i < 3; ++i) trainer->step();
+  for (const NamedSlice& master : trainer->state().optimizer().weight_slices(HeldPart::kOwned)) {
+    const ModelParameter& parameter = trainer->state().parameters().find(master.name);
+    if (!parameter.spec.is_fp8()) continue;
+    const HostTensor values(master.tensor, HostTensor::Access::kRead);
+    const ScaledTensor expected = quantize(values.get(), {.scale = ScaleLayout::block(128, 128)});
+    const ScaledTensor own(type_of(parameter.weight));
+    parameter.weight.device->copy(own.tensor.data, parameter.weight.data,
+                                  parameter.weight.num_bytes());
+    parameter.weight.device->synchronize();
+    EXPECT_EQ(own.elements(), expected.elements()) << master.name;
+    EXPECT_EQ(own.scales(), expected.scales()) << master.name;
   }
 }
 
