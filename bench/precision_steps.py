@@ -28,6 +28,7 @@ PRECISIONS = {
     "bf16": ["--train.precision=bf16"],
     "rowwise": [*FP8, "--precision.recipe=rowwise", BF16_GRADIENTS],
     "blockwise": [*FP8, "--precision.recipe=blockwise", BF16_GRADIENTS],
+    "blockwise-primary": [*FP8, "--precision.recipe=blockwise", "--precision.primary_weights=fp8", BF16_GRADIENTS],
     "rowwise-experts": [*FP8, "--precision.recipe=rowwise", BF16_GRADIENTS, "--precision.plain=attn"],
     "rowwise-all": [*FP8, "--precision.recipe=rowwise"],
     "blockwise-all": [*FP8, "--precision.recipe=blockwise"],

@@ -115,7 +115,7 @@ std::vector<Bytes> run_ranks(int64_t num_ranks, const ShardingOptions& sharding)
 
 TEST(Fp8Weights, AreTheSameForEverySharding) {
   const Bytes one = run_ranks(1, {}).front();
-  for (const int64_t num_ranks : {2, 3, 5}) {
+  for (const int64_t num_ranks : {2, 3}) {
     for (const int64_t bucket_bytes : {int64_t{0}, int64_t{300000}, int64_t{1} << 30}) {
       for (const bool shard_state : {true, false}) {
         SCOPED_TRACE(fmt::format("{} ranks, buckets of {}, {}", num_ranks, bucket_bytes,

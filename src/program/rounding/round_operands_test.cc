@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "ops/add/add.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
 #include "ops/permute/permute.h"
@@ -91,6 +92,42 @@ TEST(RoundOperands, EveryOperandHasItsCast) {
                  "grouped_matmul: e2m1 1x16" + token_grad + " by offsets",
                  "grouped_matmul: e2m1 1x16" + grad, "dense.weight: e2m1 16x16 nested down columns",
                  "x: e2m1 1x16" + tokens, "grouped_matmul: e2m1 1x16" + token_grad));
+}
+
+/// Weights that something else reads, or whose blocks matrices would share, stay as they were.
+TEST(RoundOperands, StoresWhatProductsAloneReadInFp8) {
+  Program program;
+  const ValueId x = program.add_input("x", {DType::kBF16, {128, 128}});
+  const ValueId offsets = program.add_input("offsets", {DType::kI64, {3}});
+  const auto weight = [&](const char* name, int64_t rows) {
+    return program.add_weight(name, {DType::kBF16, {rows, 128}});
+  };
+  const auto linear = [&](const char* name, int64_t rows) {
+    return program.add1(make_linear(), {x, weight(name, rows)}, "y");
+  };
+  const auto experts = [&](const char* name, int64_t rows) {
+    return program.add1(
+        make_grouped_matmul({.group_sizes = {rows, rows}, .side = GroupedSide::kOut}),
+        {x, weight(name, 2 * rows), offsets}, "y");
+  };
+  std::vector<ValueId> outputs = {linear("dense", 256), linear("narrow", 192), linear("left", 128),
+                                  experts("experts", 128), experts("small_experts", 64)};
+  const ValueId shared = weight("shared", 128);
+  outputs.push_back(program.add1(make_linear(), {x, shared}, "y"));
+  outputs.push_back(program.add1(make_add(), {x, shared}, "y"));
+  program.set_outputs(outputs);
+  OperandRounding rounding{.recipe = &find_recipe("blockwise"), .plain = {"left"}};
+  EXPECT_TRUE(list_fp8_weights(program, rounding).empty());
+  rounding.fp8_weights = true;
+  EXPECT_THAT(list_fp8_weights(program, rounding), ElementsAre("dense", "experts"));
+  const Program rounded = round_operands(program, rounding);
+  for (const Value& value : rounded.values()) {
+    if (value.kind != ValueKind::kWeight) continue;
+    const bool is_fp8 = value.name == "dense" || value.name == "experts";
+    EXPECT_EQ(value.type.format(), is_fp8 ? fp8_weight_format() : Format(DType::kBF16))
+        << value.name;
+  }
+  EXPECT_FALSE(can_store_weights(find_recipe("rowwise")));
 }
 
 /// A value that several products read rounded alike is rounded once.
