@@ -51,6 +51,11 @@ TEST(Dequantize, RefusesWhatItCannotDo) {
   ValueType x{.dtype = DType::kE4M3, .shape = {6, 32}, .scale = ScaleLayout::block(1, 16)};
   EXPECT_EQ(op->infer(std::vector{x})[0].to_string(), "bf16 [6, 32]");
   x.scale = ScaleLayout::block(2, 16);
+  EXPECT_EQ(op->infer(std::vector{x})[0].to_string(), "bf16 [6, 32]");
+  x.ragged_dim = 0;
+  EXPECT_THROW(op->infer(std::vector{x}), UserError);
+  x.ragged_dim = -1;
+  x.scale = ScaleLayout::mx();
   EXPECT_THROW(op->infer(std::vector{x}), UserError);
   x.scale = {};
   EXPECT_THROW(op->infer(std::vector{x}), UserError);
