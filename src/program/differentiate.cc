@@ -17,6 +17,7 @@ IdVector<ValueId, bool> find_differentiable(const Program& forward,
   for (ValueId id = 0; id < forward.num_values(); ++id) {
     wanted[id] = forward.value(id).kind == ValueKind::kWeight;
   }
+  for (const ValueId id : request.frozen) wanted[id] = false;
   for (const ValueId id : request.inputs) wanted[id] = true;
   for (const Node& node : forward.nodes()) {
     const bool any = std::ranges::any_of(node.inputs, [&](ValueId id) { return wanted[id]; });

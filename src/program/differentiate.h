@@ -37,6 +37,9 @@ struct DifferentiateRequest {
   std::vector<ValueId> outputs;
   /// Inputs of the forward program whose gradients are wanted, beside those of all weights.
   std::vector<ValueId> inputs;
+  /// Weights whose gradients are not wanted. Operators that can leave them out do; accumulators of
+  /// others are there, and may be bound to nothing.
+  std::vector<ValueId> frozen = {};
 };
 
 /// Derives the backward program by each operator's gradient rule, from the last node to the first;

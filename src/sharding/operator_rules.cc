@@ -226,7 +226,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"dequantize", "x:r^c -> y:r^c=x"},
       // Scales go along tokens, as these do: each rank's are of its own.
       {"quantize_tokens", "x:r^c o:n^ -> y:cr^ s:r^c"},
-      {"scale", "x:th a:th -> y:th=x+a"},
+      {"scale", "x:t^h a:t^h -> y:t^h=x+a"},
       {"rmsnorm", rmsnorm},
       {"rmsnorm_backward", rmsnorm_backward},
       {"square_sums", square_sums},

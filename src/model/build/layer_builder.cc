@@ -4,12 +4,14 @@
 
 #include "core/text/nearest.h"
 #include "model/build/token_share.h"
+#include "ops/add/add.h"
 #include "ops/add_bias/add_bias.h"
 #include "ops/collective/collective.h"
+#include "ops/scale/scale.h"
 
 namespace tessera {
 
-ValueId LayerBuilder::weight(const std::string& name, DType dtype, WeightPlacement placement) {
+ValueId LayerBuilder::add_weight(const std::string& name, DType dtype, WeightPlacement placement) {
   const ValueType type{dtype, placement.slice.shape()};
   layer.placements.emplace(name, std::move(placement));
   return program().add_weight(name, type);
@@ -31,7 +33,55 @@ ValueId LayerBuilder::column_linear(const std::string& name, ValueId x, const Sl
     const Slice part = Slice::of_rows({rows.global[0]}, rows.rows);
     inputs.push_back(f32_weight(name + ".bias", {.slice = part, .tp_copies = copies}));
   }
-  return program().add1(make_linear(bias), inputs, result);
+  if (!is_adapted(config, name)) return program().add1(make_linear(bias), inputs, result);
+  const int64_t rank = config.lora.rank;
+  const LinearAdapter adapter{
+      .down = whole({rank, rows.global[1]}),
+      .up = {.slice = Slice::of_rows({rows.global[0], rank}, rows.rows), .tp_copies = copies}};
+  const ValueId y = program().add1(make_linear(bias), inputs, result + "_base");
+  return adapted(name, x, y, adapter, result);
+}
+
+ValueId LayerBuilder::adapted(const std::string& name, ValueId x, ValueId y,
+                              const LinearAdapter& matrices, const std::string& result) {
+  const ValueId down = adapter(name + ".lora_a.weight", matrices.down);
+  const ValueId up = adapter(name + ".lora_b.weight", matrices.up);
+  const ValueId low = scaled_low(program().add1(make_linear(), {x, down}, result + "_low"), result);
+  const ValueId added = program().add1(make_linear(), {low, up}, result + "_added");
+  adapted_sums.push_back(program().add1(make_add(), {y, added}, result));
+  return adapted_sums.back();
+}
+
+void LayerBuilder::sum_residuals_first() {
+  if (adapted_sums.empty()) return;
+  std::vector<Node> nodes = program().nodes();
+  for (const ValueId sum : adapted_sums) {
+    const auto reads = [&](const Node& node) {
+      return std::ranges::find(node.inputs, sum) != node.inputs.end();
+    };
+    const auto makes = [](ValueId id) {
+      return [id](const Node& node) {
+        return std::ranges::find(node.outputs, id) != node.outputs.end();
+      };
+    };
+    const auto reader = std::ranges::find_if(nodes, reads);
+    const bool is_residual = std::ranges::count_if(nodes, reads) == 1 &&
+                             dynamic_cast<const Add*>(reader->op.get()) != nullptr;
+    if (!is_residual) continue;
+    const auto own = std::ranges::find_if(nodes, makes(sum));
+    const ValueId residual = reader->inputs[reader->inputs[0] == sum ? 1 : 0];
+    const auto maker = std::ranges::find_if(nodes, makes(residual));
+    if (maker != nodes.end() && maker > own) continue;
+    const ValueId added = own->inputs[1];
+    own->inputs = {residual, own->inputs[0]};
+    reader->inputs = {sum, added};
+  }
+  layer.forward = program().with_nodes(std::move(nodes));
+}
+
+ValueId LayerBuilder::scaled_low(ValueId low, const std::string& result) {
+  const double factor = config.lora.scale();
+  return factor == 1 ? low : program().add1(make_scale(factor), {low}, result + "_low_scaled");
 }
 
 ValueId LayerBuilder::row_linear(const std::string& name, ValueId x, int64_t inner, int64_t width,
@@ -39,9 +89,17 @@ ValueId LayerBuilder::row_linear(const std::string& name, ValueId x, int64_t inn
   if (tp() == 1) return linear(name, x, width, bias, result);
   const int64_t share = inner / tp();
   const Slice columns = Slice::of_columns({width, inner}, {tp_rank() * share, share});
-  const ValueId part = program().add1(
-      make_linear(), {x, matrix(name + ".weight", {.slice = columns, .tp_copies = 1})},
-      result + "_part");
+  const bool has_adapter = is_adapted(config, name);
+  const std::string part_name = result + "_part";
+  ValueId part = program().add1(make_linear(),
+                                {x, matrix(name + ".weight", {.slice = columns, .tp_copies = 1})},
+                                has_adapter ? part_name + "_base" : part_name);
+  if (has_adapter) {
+    const int64_t rank = config.lora.rank;
+    const Slice down = Slice::of_columns({rank, inner}, {tp_rank() * share, share});
+    part =
+        adapted(name, x, part, {{.slice = down, .tp_copies = 1}, whole({width, rank})}, part_name);
+  }
   const ValueId sum = program().add1(make_reduce_scatter(groups.tp), {part}, result);
   if (!bias) return sum;
   return program().add1(make_add_bias(), {sum, f32_weight(name + ".bias", whole({width}))},
@@ -115,6 +173,21 @@ void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
       parts, kv, nearest_divisors(kv, parts));
 }
 
+void check_expert_adapters(const ModelConfig& config, const StageGroups& groups) {
+  const auto is_experts = [&](const std::string& matrix) {
+    return matrix.starts_with("moe.experts.") && is_adapted(config, matrix);
+  };
+  if (std::ranges::none_of(adaptable_matrices(config), is_experts)) return;
+  require(groups.etp->size() == 1,
+          "parallel.etp is {}, but experts with adapters (lora.targets) are whole on a rank; set "
+          "parallel.etp = 1, or name other targets",
+          groups.etp->size());
+  require(
+      groups.policy.clone_slots == 0,
+      "parallel.clone_experts does not go with adapters of experts (lora.targets), which clones "
+      "have not; set it to 0, or name other targets");
+}
+
 void check_expert_shares(const ModelConfig& config, const StageGroups& groups) {
   const MoeConfig& moe = config.moe;
   const int64_t ep = groups.ep->size();
@@ -131,6 +204,7 @@ void check_expert_shares(const ModelConfig& config, const StageGroups& groups) {
     check_divides(etp, config.expert_width(), "parallel.etp",
                   "the experts' width, whose biases (moe.mlp_bias) it spreads,");
   }
+  check_expert_adapters(config, groups);
   for (const int64_t size : moe.expert_sizes()) {
     check_divides(etp, size, "parallel.etp", "the experts' inner size");
     require(moe.experts != ExpertPath::kBlockSparse || (size / etp) % moe.block_size == 0,

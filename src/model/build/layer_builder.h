@@ -9,6 +9,12 @@
 
 namespace tessera {
 
+/// Where a matrix's adapter lies.
+struct LinearAdapter {
+  WeightPlacement down;  ///< A [r, in]
+  WeightPlacement up;    ///< B [out, r]
+};
+
 /// What the blocks of a layer share while it is built. Blocks take and give this rank's own tokens
 /// [T_l, ...]; within one, gather_tokens gives the tokens of the tensor-parallel group [T_g, ...].
 struct LayerBuilder {
@@ -18,6 +24,7 @@ struct LayerBuilder {
   const StageGroups& groups;
   ModelProgram& layer;
   std::optional<CacheShape> cache = std::nullopt;
+  std::vector<ValueId> adapted_sums = {};  ///< of products and what their adapters add
 
   Program& program() { return layer.forward; }
   PortContext context() const {
@@ -38,6 +45,11 @@ struct LayerBuilder {
   /// The same in F32: a vector, or the router.
   ValueId f32_weight(const std::string& name, WeightPlacement placement) {
     return weight(name, DType::kF32, std::move(placement));
+  }
+  /// A matrix of an adapter: the only weights that are trained where there are any.
+  ValueId adapter(const std::string& name, WeightPlacement placement) {
+    placement.matrix_rows = {placement.slice.global[0]};
+    return add_weight(name, shape.dtype, std::move(placement));
   }
   /// A weight that every rank of the stage holds whole.
   WeightPlacement whole(const Shape& global) const {
@@ -62,13 +74,25 @@ struct LayerBuilder {
   /// each rank keeps its own tokens: row-parallel.
   ValueId row_linear(const std::string& name, ValueId x, int64_t inner, int64_t width, bool bias,
                      const std::string& result);
+  /// What adapters have between their matrices, times LoraConfig::scale().
+  ValueId scaled_low(ValueId low, const std::string& result);
+  /// Makes residual sums a + (W x + B A x) into (a + W x) + B A x: both products take an addend
+  /// then, and with zeros in B the bits are those of a + W x.
+  void sum_residuals_first();
   /// RMSNorm with weight "<name>.weight" [size]: of whole rows of x, or of each head of that size.
   ValueId norm(const std::string& name, ValueId x, int64_t size, double eps);
   /// This rank's tokens to those of its tensor-parallel group.
   ValueId gather_tokens(ValueId x, const std::string& name);
 
  private:
-  ValueId weight(const std::string& name, DType dtype, WeightPlacement placement);
+  /// y and what the adapter of `name` adds to it.
+  ValueId adapted(const std::string& name, ValueId x, ValueId y, const LinearAdapter& matrices,
+                  const std::string& result);
+  ValueId add_weight(const std::string& name, DType dtype, WeightPlacement placement);
+  ValueId weight(const std::string& name, DType dtype, WeightPlacement placement) {
+    placement.frozen = config.lora.is_on();
+    return add_weight(name, dtype, std::move(placement));
+  }
 };
 
 /// Refuses models and micro-batches that the groups cannot share, with the nearest choices.

@@ -27,7 +27,8 @@ WeightPlacement vocabulary_share(const ModelConfig& config, const StageGroups& g
   const int64_t begin = config.vocab_size * groups.tp->rank() / size;
   const int64_t end = config.vocab_size * (groups.tp->rank() + 1) / size;
   return {.slice = Slice::of_rows({config.vocab_size, config.hidden_size}, {{begin, end - begin}}),
-          .tp_copies = 1};
+          .tp_copies = 1,
+          .frozen = config.lora.is_on()};
 }
 
 int64_t first_row(const WeightPlacement& placement) {
@@ -60,6 +61,7 @@ std::vector<ValueId> build_whole_loss(ModelProgram& head, const std::string& wei
   Program& program = head.forward;
   CrossEntropySpec spec;
   spec.weighted = head.ports.has(Port::kTokenWeights);
+  spec.frozen = head.placements.at(weight_name).frozen;
   if (!with_gradient)
     return program.add(make_linear_cross_entropy(spec), inputs, {"loss", "token_loss", "lse"});
   const ValueId grad = program.add_accumulator("grad." + weight_name,
@@ -118,6 +120,16 @@ const char* mixer_name(LayerKind kind) {
 
 }  // namespace
 
+std::vector<ValueId> frozen_weights(const ModelProgram& program) {
+  std::vector<ValueId> frozen;
+  for (ValueId id = 0; id < program.forward.num_values(); ++id) {
+    const Value& value = program.forward.value(id);
+    if (value.kind == ValueKind::kWeight && program.placements.at(value.name).frozen)
+      frozen.push_back(id);
+  }
+  return frozen;
+}
+
 std::string layer_kind_name(LayerKind kind) {
   return fmt::format("{}{}{}_layer", kind.mtp ? "mtp_" : "", mixer_name(kind),
                      kind.moe ? "moe" : "dense");
@@ -144,6 +156,7 @@ ModelProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchS
                                : build_mlp(builder, "mlp", normed, config.dense_inner_size());
   layer.ports.set(Port::kHiddenOut,
                   program.add1(make_add(), {middle, scaled(mlp, "mlp_scaled")}, "hidden_out"));
+  builder.sum_residuals_first();
   finish_ports(program, layer.ports, builder.context());
   return layer;
 }
@@ -190,9 +203,10 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   const WeightPlacement share = vocabulary_share(config, groups);
   const std::string name = head_weight_name(config);
   const ValueId weight = program.add_weight(name, {shape.dtype, share.slice.shape()});
-  head.placements.emplace(
-      final_norm_name(depth),
-      WeightPlacement{.slice = Slice::whole({config.hidden_size}), .tp_copies = groups.tp->size()});
+  head.placements.emplace(final_norm_name(depth),
+                          WeightPlacement{.slice = Slice::whole({config.hidden_size}),
+                                          .tp_copies = groups.tp->size(),
+                                          .frozen = config.lora.is_on()});
   head.placements.emplace(name, share);
   std::vector<ValueId> inputs = {normed, weight, labels, scale};
   inputs.insert(inputs.end(), weights.begin(), weights.end());

@@ -23,6 +23,9 @@ struct ModelProgram {
   ValueId at(Port port) const { return ports.at(port); }
 };
 
+/// The program's weights that training leaves as they are.
+std::vector<ValueId> frozen_weights(const ModelProgram& program);
+
 /// "moe_layer", "dense_layer", "window_moe_layer", "delta_moe_layer" and so on; "mtp_" before those
 /// of multi-token prediction.
 std::string layer_kind_name(LayerKind kind);

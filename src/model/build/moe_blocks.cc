@@ -1,6 +1,7 @@
 #include "model/build/moe_blocks.h"
 
 #include "model/build/expert_clones.h"
+#include "model/build/expert_products.h"
 #include "model/build/mlp_blocks.h"
 #include "model/dispatch/dispatchers.h"
 #include "ops/add/add.h"
@@ -146,46 +147,6 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
   return spec;
 }
 
-/// The experts that this rank holds, and of each its part of the inner columns.
-struct ExpertShare {
-  IndexRange experts;
-  std::vector<int64_t> sizes;        ///< inner columns here, of the local experts
-  std::vector<int64_t> first_sizes;  ///< rows of the first matrix here: gate and up where gated
-};
-
-ExpertShare expert_share(const LayerBuilder& builder) {
-  const MoeConfig& moe = builder.config.moe;
-  const int64_t count = moe.num_experts / builder.groups.ep->size();
-  ExpertShare share{
-      .experts = {builder.groups.ep->rank() * count, count}, .sizes = {}, .first_sizes = {}};
-  const auto sizes = moe.expert_sizes();
-  for (int64_t e = share.experts.begin; e < share.experts.end(); ++e) {
-    const int64_t size = sizes[e] / builder.groups.etp->size();
-    share.sizes.push_back(size);
-    share.first_sizes.push_back(builder.config.is_gated() ? 2 * size : size);
-  }
-  return share;
-}
-
-/// The rows of the local experts in the weight of all of them, whose experts have `parts` blocks of
-/// F_e rows each: of each block the share's.
-Slice expert_rows(const LayerBuilder& builder, const ExpertShare& share, int64_t parts) {
-  const int64_t etp_rank = builder.groups.etp->rank();
-  std::vector<IndexRange> rows;
-  int64_t at = 0;
-  const auto sizes = builder.config.moe.expert_sizes();
-  for (int64_t e = 0; e < std::ssize(sizes); ++e) {
-    const int64_t size = sizes[e];
-    const bool local = e >= share.experts.begin && e < share.experts.end();
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t count = size / builder.groups.etp->size();
-      if (local) rows.push_back({at + etp_rank * count, count});
-      at += size;
-    }
-  }
-  return Slice::of_rows({at, builder.config.expert_width()}, std::move(rows));
-}
-
 /// The local experts' two matrices, [sum of g_e, width] and [sum of F_e, width] of the experts'
 /// width, and where these are clones' their biases, if they have any.
 struct ExpertWeights {
@@ -285,9 +246,13 @@ ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
   const ModelConfig& config = builder.config;
   Program& program = builder.program();
   const bool early = rows.probs_R >= 0;
-  const ValueId product = program.add1(
-      make_grouped_matmul({.group_sizes = share.first_sizes, .side = GroupedSide::kOut}),
-      {rows.rows_RH, weights.first, rows.offsets}, first_product_name(builder));
+  const ValueId product =
+      multiply_by_experts(builder, share,
+                          {.matrix = fmt::format("moe.experts.{}", first_matrix_name(config)),
+                           .weight = weights.first,
+                           .side = GroupedSide::kOut,
+                           .parts = config.is_gated() ? 2 : 1},
+                          rows.rows_RH, rows.offsets, first_product_name(builder));
   const ValueId pre =
       add_first_biases(builder, share, rows, product, ValueId(), weights.first_bias);
   std::vector<ValueId> inputs = {pre};
@@ -297,9 +262,12 @@ ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
       make_expert_activation(
           {.kind = config.activation, .expert_sizes = share.sizes, .apply_prob = early}),
       inputs, "expert_act");
-  const ValueId out =
-      program.add1(make_grouped_matmul({.group_sizes = share.sizes, .side = GroupedSide::kIn}),
-                   {act, weights.second, rows.offsets}, "expert_out");
+  const ValueId out = multiply_by_experts(builder, share,
+                                          {.matrix = "moe.experts.down",
+                                           .weight = weights.second,
+                                           .side = GroupedSide::kIn,
+                                           .parts = 1},
+                                          act, rows.offsets, "expert_out");
   return add_second_biases(builder, share, rows, out, weights.second_bias);
 }
 

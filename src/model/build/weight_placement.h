@@ -21,6 +21,8 @@ struct WeightPlacement {
   /// rows of those that the whole weight consists of, one below the other. Muon updates each for
   /// itself. Empty for all else: embedding, head, norms, biases, gates.
   std::vector<int64_t> matrix_rows = {};
+  /// Training leaves it as it is: it has no gradient and no optimizer's state.
+  bool frozen = false;
 };
 
 /// By the names of a program's weights.

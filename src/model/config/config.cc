@@ -457,6 +457,11 @@ ModelConfig without_prediction(ModelConfig config) {
   return config;
 }
 
+ModelConfig without_adapters(ModelConfig config) {
+  config.lora = {};
+  return config;
+}
+
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
   add_attention_options(schema, config);
@@ -484,6 +489,7 @@ void validate(const ModelConfig& config) {
     validate_experts(config.moe);
     validate_latent_experts(config);
   }
+  validate_lora(config);
   check_parameter_count(config);
 }
 

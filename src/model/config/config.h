@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/config/config.h"
+#include "model/config/lora.h"
 #include "ops/activation/activation.h"
 #include "ops/gather.h"
 #include "ops/route_map/route_map.h"
@@ -219,6 +220,7 @@ struct ModelConfig {
   LatentConfig latent;
   DeltaConfig delta;
   MoeConfig moe;
+  LoraConfig lora;
 
   bool is_latent() const { return attention == AttentionKind::kLatent; }
   /// KV heads that attention sees; latent attention makes one for each query head.
@@ -251,6 +253,8 @@ struct ModelConfig {
 
 /// The model without its layers of multi-token prediction, as all but training uses it.
 ModelConfig without_prediction(ModelConfig config);
+/// The model without adapters, as it is where they are merged.
+ModelConfig without_adapters(ModelConfig config);
 
 /// Binds every key of [model], [rope], [latent], [delta] and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
@@ -274,6 +278,7 @@ const Preset& find_preset(const std::string& name);
 struct ParameterCount {
   int64_t total = 0;
   int64_t active = 0;
+  int64_t trained = 0;  ///< of the total
 };
 /// Counts that 64 bits do not hold are the largest that they do.
 ParameterCount count_parameters(const ModelConfig& config);

@@ -95,7 +95,10 @@ ParameterCount count_parameters(const ModelConfig& config) {
     total += for_all_tokens + (moe ? all_experts : Saturating(0));
     active += for_all_tokens + (moe ? active_experts : Saturating(0));
   }
-  return {total.value(), active.value()};
+  const AdapterCount adapters = count_adapters(config);
+  total += adapters.total;
+  active += adapters.active;
+  return {total.value(), active.value(), config.lora.is_on() ? adapters.total : total.value()};
 }
 
 void check_parameter_count(const ModelConfig& config) {

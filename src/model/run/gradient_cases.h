@@ -239,6 +239,33 @@ inline std::vector<Case> gradient_cases() {
                   c.delta = {
                       .num_key_heads = 2, .num_value_heads = 2, .key_size = 4, .value_size = 3};
                 }),
+      make_case("adapters",
+                [](ModelConfig& c) {
+                  c.num_layers = 3;
+                  c.delta_layers = {2};
+                  c.delta = {
+                      .num_key_heads = 2, .num_value_heads = 2, .key_size = 4, .value_size = 3};
+                  c.init_deviation = 0.5;
+                  c.output_bias = c.mlp_bias = c.moe.mlp_bias = true;
+                  c.moe.first_dense_layers = 1;
+                  c.moe.shared_inner_size = 12;
+                  c.moe.inner_sizes = {8, 16, 8, 24};
+                  c.lora = {.rank = 3, .alpha = 5};
+                }),
+      make_case(
+          "adapters_of_some_matrices",
+          [](ModelConfig& c) {
+            c.attention = AttentionKind::kLatent;
+            c.num_kv_heads = 0;
+            c.latent = {
+                .query_rank = 5, .kv_rank = 6, .nope_size = 3, .rope_size = 4, .value_size = 2};
+            c.moe.memory_efficient = false;
+            c.moe.latent_size = 6;
+            c.lora = {.rank = 2,
+                      .alpha = 2,
+                      .rank_stabilized = true,
+                      .targets = {"attn", "moe.experts.down", "moe.latent_up"}};
+          }),
       make_case("softmax_with_expert_bias", [](ModelConfig& c) { c.moe.expert_bias = true; }),
       make_case("latent",
                 [](ModelConfig& c) {

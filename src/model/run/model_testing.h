@@ -56,6 +56,17 @@ struct TestBatch {
   }
 };
 
+/// Gives adapters' second matrices, which start as zeros, numbers, so that gradients reach the
+/// first. Those of a weight depend on its name and an element's place in the whole weight.
+inline void fill_adapters(ParameterSet& parameters, float deviation = 0.2F) {
+  for (const ModelParameter& p : parameters.all()) {
+    if (!p.spec.name.ends_with(".lora_b.weight")) continue;
+    ParameterSpec spec = p.spec;
+    spec.init_deviation = deviation;
+    initialize_weight(spec, spec.placement.slice, p.weight, 7);
+  }
+}
+
 /// A model with its parameters, ready to run.
 struct ModelRig {
   ModelConfig config;
@@ -70,6 +81,7 @@ struct ModelRig {
         experts(make_expert_states(config)),
         model(config, shape, {.recompute = parse_recompute(policy)}, make_cpu_kernels()) {
     parameters.initialize(seed);
+    fill_adapters(parameters);
     model.bind(parameters, experts);
   }
 

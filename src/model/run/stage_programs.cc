@@ -12,7 +12,8 @@ namespace {
 
 /// Which gradients a layer is given and which it gives.
 DifferentiateRequest layer_gradients(const ModelProgram& layout, bool balances_whole) {
-  DifferentiateRequest request{{layout.at(Port::kHiddenOut)}, {layout.at(Port::kHidden)}};
+  DifferentiateRequest request{
+      {layout.at(Port::kHiddenOut)}, {layout.at(Port::kHidden)}, frozen_weights(layout)};
   if (layout.has(Port::kZLoss)) {
     request.outputs.push_back(layout.at(Port::kZLoss));
     request.outputs.push_back(layout.at(balances_whole ? Port::kScoreMeans : Port::kBalanceLoss));
@@ -52,17 +53,20 @@ ModelPart complete(ModelPart part, const ModelConfig& config) {
 void build_embedding_program(StagePrograms& stage, const Backend& backend) {
   if (stage.embedding) return;
   stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
+  const ModelProgram& layout = stage.embedding_layout;
+  const CompileOptions options{
+      .gradients = {{layout.at(Port::kHiddenOut)}, {}, frozen_weights(layout)}};
   stage.embedding = std::make_shared<const DerivedProgram>(
-      derive(std::exchange(stage.embedding_layout.forward, Program()),
-             {.gradients = {{stage.embedding_layout.at(Port::kHiddenOut)}, {}}}, backend));
+      derive(std::exchange(stage.embedding_layout.forward, Program()), options, backend));
 }
 
 void build_head_programs(StagePrograms& stage, const Backend& backend) {
   const StageGroups& groups = stage.part.groups;
   for (int64_t depth = 0; depth <= stage.config.mtp_layers; ++depth) {
     ModelProgram layout = build_head(stage.config, stage.shape, groups, true, depth);
-    const CompileOptions options{
-        .gradients = {{layout.at(Port::kLoss)}, {layout.at(Port::kHidden)}}};
+    const CompileOptions options{.gradients = {{layout.at(Port::kLoss)},
+                                               {layout.at(Port::kHidden)},
+                                               frozen_weights(layout)}};
     DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
     stage.heads.push_back({std::move(layout), std::move(derived)});
   }

@@ -27,6 +27,16 @@ bool projects_into_residual(const ModelConfig& config, std::string_view name) {
          ends_with(name, ".down.weight") || ends_with(name, "moe.latent_up.weight");
 }
 
+/// B starts at zero, and A with the variance of PEFT's: that of nn.Linear's uniform numbers, which
+/// is 1 / (3 · in).
+double adapter_deviation(const ModelConfig& config, const ParameterSpec& spec) {
+  if (ends_with(spec.name, ".lora_b.weight")) return 0;
+  const bool reads_narrow = ends_with(spec.name, "moe.experts.down.lora_a.weight");
+  const int64_t in = reads_narrow ? std::ranges::max(config.moe.expert_sizes())
+                                  : spec.placement.slice.global.last();
+  return 1 / std::sqrt(3.0 * static_cast<double>(in));
+}
+
 /// Projections back into the residual stream start smaller, by 1/sqrt(2 · layers), so that its
 /// variance does not grow with depth (Radford et al., GPT-2, section 2.3).
 ParameterSpec make_spec(const ModelConfig& config, std::string name, const ValueType& type,
@@ -38,6 +48,10 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
         ends_with(spec.name, "norm.weight") || ends_with(spec.name, "delta.decay_bias");
     spec.init_constant = is_one ? 1.0F : 0.0F;
     spec.init_decays = ends_with(spec.name, "delta.log_decay");
+    return spec;
+  }
+  if (is_adapter_parameter(spec.name)) {
+    spec.init_deviation = adapter_deviation(config, spec);
     return spec;
   }
   spec.init_deviation = config.init_deviation;
@@ -155,7 +169,7 @@ int64_t place_sums(const std::vector<ParameterSpec>& specs, int64_t begin,
   std::map<int64_t, int64_t> of_layer;
   int64_t end = begin;
   for (size_t idx = 0; idx < specs.size(); ++idx) {
-    if (!specs[idx].layer) continue;
+    if (!specs[idx].layer || specs[idx].placement.frozen) continue;
     int64_t& at = of_layer.try_emplace(*specs[idx].layer, begin).first->second;
     sum_of[idx] = at;
     at += align_up(specs[idx].shape.num_elements() * dtype_size(DType::kF32));
@@ -218,6 +232,10 @@ bool is_mtp_parameter(const std::string& name) {
   return !mtp_layer_of(name).empty();
 }
 
+bool is_adapter_parameter(std::string_view name) {
+  return ends_with(name, ".lora_a.weight") || ends_with(name, ".lora_b.weight");
+}
+
 PipelineChunk whole_model(const ModelConfig& config) {
   return {.embedding = true,
           .first_layer = 0,
@@ -266,6 +284,8 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
       append_weights(config, build_head(config, shape, groups, false, depth), std::nullopt,
                      products, known, specs);
   }
+  std::ranges::stable_partition(specs,
+                                [](const ParameterSpec& spec) { return !spec.placement.frozen; });
   return specs;
 }
 
@@ -282,12 +302,16 @@ ParameterSet::Places ParameterSet::find_places(const std::vector<ParameterSpec>&
                 .gradient_of = std::vector<int64_t>(specs.size()),
                 .sum_of = std::vector<int64_t>(specs.size())};
   int64_t weights = 0;
-  for (const auto& [_, parameters] : by_holders) {
+  for (auto& [_, parameters] : by_holders) {
     for (const size_t idx : parameters) {
       const ParameterSpec& spec = specs[idx];
       result.weight_of[idx] = weights;
       weights += align_up(spec.format().num_bytes(spec.shape));
+    }
+    std::erase_if(parameters, [&](size_t idx) { return specs[idx].placement.frozen; });
+    for (const size_t idx : parameters) {
       if (takes_turns(places)) continue;
+      const ParameterSpec& spec = specs[idx];
       result.gradient_of[idx] = result.gradients;
       result.gradients +=
           align_up(spec.shape.num_elements() * dtype_size(gradient_dtype(spec, places)));
@@ -356,8 +380,9 @@ ParameterSet ParameterSet::without_memory(std::vector<ParameterSpec> specs, Grad
 void ParameterSet::list(std::vector<ParameterSpec> specs, GradientPlaces places) {
   for (ParameterSpec& spec : specs) {
     const Tensor weight = {nullptr, spec.dtype, spec.shape, nullptr, spec.scale};
-    const Tensor grad = {nullptr, gradient_dtype(spec, places), spec.shape};
-    const Tensor sum = {nullptr, DType::kF32, spec.shape};
+    Tensor grad = {nullptr, gradient_dtype(spec, places), spec.shape};
+    Tensor sum = {nullptr, DType::kF32, spec.shape};
+    if (spec.placement.frozen) grad.shape = sum.shape = {0};
     by_name_[spec.name] = parameters_.size();
     parameters_.push_back({.spec = std::move(spec), .weight = weight, .grad = grad, .sum = sum});
   }
@@ -368,7 +393,9 @@ void ParameterSet::place(std::byte* weights, std::byte* gradients, const Places&
   for (size_t idx = 0; idx < parameters_.size(); ++idx) {
     ModelParameter& parameter = parameters_[idx];
     parameter.weight.data = weights + places.weight_of[idx];
-    parameter.weight.device = parameter.grad.device = parameter.sum.device = device;
+    parameter.weight.device = device;
+    if (parameter.is_frozen()) continue;
+    parameter.grad.device = parameter.sum.device = device;
     if (gradients == nullptr) continue;
     parameter.grad.data = parameter.sum.data = gradients + places.gradient_of[idx];
     if (parameter.rounds_gradient()) parameter.sum.data = gradients + places.sum_of[idx];
@@ -387,7 +414,11 @@ void ParameterSet::initialize(uint64_t seed) {
 }
 
 void ParameterSet::reset_gradients() {
-  if (gradients_.num_bytes() > 0) is_unset_.assign(parameters_.size(), 1);
+  if (gradients_.num_bytes() == 0) return;
+  is_unset_.assign(parameters_.size(), 1);
+  for (size_t idx = 0; idx < parameters_.size(); ++idx) {
+    if (parameters_[idx].is_frozen()) is_unset_[idx] = 0;
+  }
 }
 
 bool ParameterSet::begin_gradient(size_t idx) {

@@ -34,9 +34,9 @@ struct ParameterSpec {
   bool is_fp8() const { return scale.is_scaled(); }
 };
 
-/// Every weight in the order of the layers, taken from the very programs that use them. Matrix
-/// weights have type `dtype`, or with ProductPrecision::fp8_weights that of fp8_weight_format;
-/// norms and the router are F32.
+/// Every weight in the order of the layers, taken from the very programs that use them; those that
+/// are trained before those that are frozen. Matrix weights have type `dtype`, or with
+/// ProductPrecision::fp8_weights that of fp8_weight_format; norms and the router are F32.
 std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
                                            const ProductPrecision& products = {});
 /// The same for the parts of a model that one rank holds: its share of the weights in `chunks`.
@@ -62,6 +62,9 @@ std::string mtp_layer_of(const std::string& name);
 /// Whether a weight or expert bias is of multi-token prediction alone.
 bool is_mtp_parameter(const std::string& name);
 
+/// Whether a weight is of a low-rank adapter (LoraConfig).
+bool is_adapter_parameter(std::string_view name);
+
 /// Fills a part of a weight, of shape part.shape(): a pure function of the seed, the weight's name
 /// and an element's place in the whole weight, so that all layouts start alike.
 void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
@@ -71,14 +74,15 @@ void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tenso
 /// to 192", which begin or end between multiples of 128.
 std::optional<std::string> find_cut_block(const Slice& part);
 
-/// A weight and its gradient (null views in a set without gradients).
+/// A weight and its gradient (null views in a set without gradients, and of frozen weights).
 struct ModelParameter {
   ParameterSpec spec;
   Tensor weight;
   Tensor grad;  ///< F32 or BF16
   Tensor sum;   ///< F32, what programs add to: the gradient itself where that is F32
 
-  bool rounds_gradient() const { return grad.dtype != DType::kF32; }
+  bool is_frozen() const { return spec.placement.frozen; }
+  bool rounds_gradient() const { return !is_frozen() && grad.dtype != DType::kF32; }
 };
 
 /// How gradients lie in memory. Those of the model's ends are F32 and have their own in any case.

@@ -12,8 +12,8 @@ ProgramParameters find_parameters(const Program& program, const Program& forward
       result.weights.push_back({id, parameters.index(prefix + value.name)});
   }
   for (const Link& link : accumulators) {
-    const std::string& weight = forward.value(link.forward).name;
-    result.gradients.push_back({link.backward, parameters.index(prefix + weight)});
+    const size_t weight = parameters.index(prefix + forward.value(link.forward).name);
+    if (!parameters.all()[weight].is_frozen()) result.gradients.push_back({link.backward, weight});
   }
   return result;
 }

@@ -22,7 +22,7 @@ struct ProgramParameters {
 
 /// The parameters of a program whose weights are named after them, without `prefix`. Its
 /// accumulators are linked to the weights of `forward`, whose gradients they add up; others, as a
-/// cache, belong to no parameter.
+/// cache, belong to no parameter. Of frozen parameters nothing is added up.
 ProgramParameters find_parameters(const Program& program, const Program& forward,
                                   const std::vector<Link>& accumulators,
                                   const ParameterSet& parameters, const std::string& prefix);

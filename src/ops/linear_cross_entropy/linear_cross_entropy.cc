@@ -122,7 +122,9 @@ std::vector<ValueType> LinearCrossEntropyFused::infer(std::span<const ValueType>
 
 Cost LinearCrossEntropyFused::cost(std::span<const ValueType> inputs,
                                    std::span<const ValueType> outputs) const {
-  return product_cost(3, inputs, outputs);
+  Cost cost = product_cost(spec().frozen ? 2 : 3, inputs, outputs);
+  if (spec().frozen) cost.bytes -= static_cast<double>(outputs[kGradWeight].num_bytes());
+  return cost;
 }
 
 void LinearCrossEntropyFused::differentiate(GradientBuilder& builder) const {

@@ -24,6 +24,7 @@ struct CrossEntropySpec {
   int64_t block_vocab = default_block_vocab();
   std::optional<CrossEntropyParts> parts = default_parts();  ///< of the fused operator
   bool weighted = false;  ///< each token's loss counts by a weight, the last input
+  bool frozen = false;    ///< nobody wants dweight, which is then bound to nothing; for costs alone
 
   /// 512, or 4096 on a CPU with tile registers, whose products of smaller blocks end too soon.
   static int64_t default_block_vocab();

@@ -233,6 +233,39 @@ inline std::vector<LayoutCase> model_layouts() {
          p.layout.pp = 2;
          p.layout.ep = 4;
        }},
+      {"adapters", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.pp = 2;
+         p.layout.ep = 4;
+       },
+       [](M& m) {
+         m.moe.shared_inner_size = 6;
+         m.tie_embeddings = true;
+         m.lora = {.rank = 3, .alpha = 5};
+       }},
+      {"adapters_few_key_heads", 4, [](P& p) { p.layout.tp = 4; },
+       [](M& m) {
+         m.output_bias = true;
+         m.moe.num_experts = 0;
+         m.lora = {.rank = 3, .alpha = 5};
+       }},
+      {"adapters_of_latent_attention", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.ep = 2;
+         p.split_weights = true;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kLatent;
+         m.num_kv_heads = 0;
+         m.latent = {
+             .query_rank = 12, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
+         m.moe.latent_size = 7;
+         m.lora = {.rank = 2, .alpha = 3, .targets = {"attn", "moe.latent_down", "moe.experts"}};
+       }},
   };
 }
 
@@ -283,6 +316,7 @@ class LayoutStep {
     parameters_ = std::make_unique<ParameterSet>(
         list_parameters(config_, dtype, part.groups, part.chunks), true, backend.device());
     parameters_->initialize(3);
+    fill_adapters(*parameters_);
     experts_ = make_expert_states(config_, backend.device());
     SavedPolicy policy{.offload = {.entries = parse_offload(c.offload)}};
     if (c.recompute) policy.recompute = parse_recompute({"all"});
@@ -320,6 +354,7 @@ class LayoutStep {
   /// Adds this rank's parts to the whole gradients.
   void add_gradients(std::map<std::string, OwnedTensor>& whole) const {
     for (const ModelParameter& parameter : parameters_->all()) {
+      if (parameter.is_frozen()) continue;
       const Slice& slice = parameter.spec.placement.slice;
       const HostTensor part(parameter.grad, HostTensor::Access::kRead);
       OwnedTensor expanded(DType::kF32, slice.global);

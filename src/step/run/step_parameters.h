@@ -65,7 +65,8 @@ class LocalParameters final : public StepParameters {
 /// With buckets of replicated parameters. Both must outlive it.
 class ReplicatedParameters final : public StepParameters {
  public:
-  /// The set's parameters are the optimizer's, in its order, and on the back end's device.
+  /// The set's trained parameters, which come first, are the optimizer's, in its order, and on the
+  /// back end's device.
   ReplicatedParameters(ParameterSet& parameters, ShardedOptimizer& optimizer,
                        const Backend& backend)
       : parameters_(parameters), optimizer_(optimizer), math_(backend) {}

@@ -47,6 +47,9 @@ TEST(BenchStep, MemoryIsPredictedWithinThreePercent) {
   }
   testing::expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
                                        "--run.device=cpu", "--train.offload=all"});
+  testing::expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
+                                       "--run.device=cpu", "--train.precision=bf16",
+                                       "--lora.rank=16"});
 }
 
 TEST(StepBenchResult, MedianIsTheMiddle) {

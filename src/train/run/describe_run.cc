@@ -59,6 +59,9 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
   }
   if (model.mtp_layers > 0)
     text += fmt::format("; {} of multi-token prediction", format_things(model.mtp_layers, "layer"));
+  if (model.lora.is_on())
+    text += fmt::format("\nadapters of rank {}: {} of the parameters are trained", model.lora.rank,
+                        format_count(static_cast<double>(count.trained)));
   text += describe_products(settings, on_host);
   text += fmt::format(
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}",

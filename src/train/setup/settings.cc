@@ -310,6 +310,25 @@ void validate_gradients(const Settings& settings) {
       "no gradients of layers; leave one of them out");
 }
 
+/// What would train, copy or round weights that are frozen, or their adapters.
+void validate_adapters(const Settings& settings) {
+  const LoraConfig& lora = settings.model.lora;
+  if (!lora.is_on()) return;
+  const auto refuse = [&](bool wrong, std::string_view key, std::string_view why) {
+    require(!wrong, "lora.rank is {}, which does not go with {}: {}", lora.rank, key, why);
+  };
+  refuse(settings.train.precision == Precision::kFp8, "train.precision = \"fp8\"",
+         "products beside adapters are not rounded; set train.precision = \"bf16\"");
+  refuse(settings.optimizer_kind == OptimizerKind::kMuon, "optim.name = \"muon\"",
+         "it is for whole matrices; leave optim.name out");
+  refuse(settings.qk_clip > 0, "optim.qk_clip",
+         "it scales query and key weights, which are frozen; leave it out");
+  refuse(settings.shard.scope == ShardScope::kFull, "optim.shard = \"full\"",
+         "frozen weights are whole on each rank; set optim.shard = \"state\"");
+  refuse(settings.parallel.clone_experts > 0, "parallel.clone_experts",
+         "clones have no adapters; set it to 0");
+}
+
 /// The step that a token's loss is weighted in must be the one whose probabilities were found.
 void validate_objective(const Settings& settings) {
   const Objective objective = settings.train.objective;
@@ -350,6 +369,7 @@ void validate(const Settings& settings) {
   validate_optimizer(settings);
   validate_release(settings);
   validate_qk_clip(settings);
+  validate_adapters(settings);
   validate_schedule(settings);
   validate_gradients(settings);
   require(settings.schedule.warmup_steps <= train.steps,

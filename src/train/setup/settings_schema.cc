@@ -373,6 +373,7 @@ ConfigSchema make_schema(Settings& settings) {
   schema.add_choice("model.preset", &settings.preset, std::move(names),
                     "Shapes to start from; see inspect --presets");
   add_model_options(schema, settings.model);
+  add_lora_options(schema, settings.model.lora);
   add_data_options(schema, settings.data);
   add_train_options(schema, settings.train);
   add_dpo_options(schema, settings.dpo);

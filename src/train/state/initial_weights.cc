@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 bool is_of_model(const std::string& key) {
-  for (const char* section : {"model.", "rope.", "latent.", "moe."}) {
+  for (const char* section : {"model.", "rope.", "latent.", "delta.", "moe."}) {
     if (key.starts_with(section) && key != "model.preset") return true;
   }
   return key == "data.tokenizer" || key == "data.end_of_document";
@@ -43,6 +43,15 @@ void load_initial_model(ConfigSchema& schema, const Settings& settings) {
 
 std::vector<std::string> load_initial_weights(const Settings& settings, ModelState& state,
                                               Communicator& world) {
+  if (settings.run.init_from.empty()) {
+    const int64_t rank = settings.model.lora.rank;
+    require(rank == 0,
+            "lora.rank is {}, but run.init_from is empty, and adapters of random weights would not "
+            "be of use; set run.init_from to the checkpoint of a trained model",
+            rank);
+    state.initialize(static_cast<uint64_t>(settings.run.seed));
+    return {};
+  }
   try {
     const OpenedCheckpoint opened = open_checkpoint(settings.run.init_from, world);
     auto notes =

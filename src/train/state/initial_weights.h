@@ -13,10 +13,10 @@ namespace tessera {
 /// another shape.
 void load_initial_model(ConfigSchema& schema, const Settings& settings);
 
-/// Fills a model with the weights of the checkpoint that run.init_from names; the optimizer starts
-/// anew. Returns what the user should know: layers of multi-token prediction that only one of the
-/// two has. All ranks call. Throws UserError where other tensors of the checkpoint are not those of
-/// the model.
+/// Fills a model with the weights of the checkpoint that run.init_from names, or with random ones;
+/// the optimizer starts anew. Returns what the user should know: layers of multi-token prediction
+/// that only one of the two has. All ranks call. Throws UserError where other tensors of the
+/// checkpoint are not those of the model, and for adapters of random weights.
 std::vector<std::string> load_initial_weights(const Settings& settings, ModelState& state,
                                               Communicator& world);
 

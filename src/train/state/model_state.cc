@@ -128,8 +128,9 @@ bool is_clipped(const ModelConfig& config, const ParameterSpec& spec) {
   return spec.layer && find_clipped_rows(config, layer_weight_name(config, spec)).has_value();
 }
 
-/// Parameters as the optimizer's list has them. Where gradients are released on one rank, a layer's
-/// are updated together, whoever else held them if there were more.
+/// Trained parameters as the optimizer's list has them, which are the first of the set. Where
+/// gradients are released on one rank, a layer's are updated together, whoever else held them if
+/// there were more.
 std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
                                                  const ReplicaGroups& groups,
                                                  const Settings& settings, const RunLayout& run) {
@@ -137,6 +138,7 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
   std::vector<ReplicatedParameter> result;
   for (const ModelParameter& parameter : parameters.all()) {
     const ParameterSpec& spec = parameter.spec;
+    if (parameter.is_frozen()) break;  // and all behind it
     LocalMatrices matrices;
     require_whole_blocks(settings.optimizer.formats, spec);
     const size_t group = groups.find(spec);
@@ -176,6 +178,35 @@ std::vector<ReplicaPlace> places_of(const std::vector<ReplicaGroup>& groups) {
   return places;
 }
 
+/// The weights that are not trained: whole, or the rows that this rank saves, an even share of
+/// those that its replicas hold alike.
+std::vector<NamedSlice> list_frozen(const ParameterSet& parameters, const ReplicaGroups& groups,
+                                    HeldPart part) {
+  std::vector<NamedSlice> slices;
+  const std::vector<ReplicaPlace> places = places_of(groups.for_reduction());
+  for (const ModelParameter& parameter : parameters.all()) {
+    if (!parameter.is_frozen()) continue;
+    const Slice& slice = parameter.spec.placement.slice;
+    const ReplicaPlace& place = places[groups.find(parameter.spec)];
+    IndexRange rows{0, slice.num_rows()};
+    if (part == HeldPart::kOwned) {
+      const int64_t begin = slice.num_rows() * place.rank / place.size;
+      rows = {begin, slice.num_rows() * (place.rank + 1) / place.size - begin};
+    }
+    if (rows.count > 0)
+      slices.push_back({parameter.spec.name, take_rows(parameter.weight, rows),
+                        slice.take_rows(rows.begin, rows.count)});
+  }
+  return slices;
+}
+
+int64_t count_frozen_bytes(const ParameterSet& parameters, const ReplicaGroups& groups) {
+  int64_t bytes = 0;
+  for (const NamedSlice& slice : list_frozen(parameters, groups, HeldPart::kOwned))
+    bytes += align_up(slice.tensor.num_bytes());
+  return bytes;
+}
+
 /// Bytes of weights and state of the rows that a rank owns, whether or not it keeps others' too.
 int64_t owned_bytes(const std::vector<ReplicaGroup>& groups,
                     std::span<const ReplicatedParameter> parameters, ShardingOptions sharding,
@@ -208,6 +239,17 @@ std::set<std::string> mtp_layers_of(const std::vector<std::string>& names) {
     if (is_mtp_parameter(name)) layers.insert(mtp_layer_of(name));
   }
   return layers;
+}
+
+/// Whether the model has adapters and the checkpoint none. Adapters that the model lacks must not
+/// be lost.
+bool adds_adapters(const ModelConfig& config, const CheckpointReader& reader) {
+  const bool saved = std::ranges::any_of(reader.names(TensorGroup::kModel), is_adapter_parameter);
+  require(!saved || config.lora.is_on(),
+          "{} has low-rank adapters, and this run has none; set [lora] as that run has it to train "
+          "them on, or export and import it, which merges them",
+          reader.path().string());
+  return config.lora.is_on() && !saved;
 }
 
 int64_t count_missing(const std::set<std::string>& wanted, const std::set<std::string>& found) {
@@ -268,7 +310,7 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
   }
   return owned_bytes(groups.for_reduction(), replicated, sharding_of(settings, run),
                      settings.optimizer.formats) +
-         slack;
+         count_frozen_bytes(parameters, groups) + slack;
 }
 
 StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout& run) {
@@ -322,6 +364,8 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
       roundings_(config_, batch_shape(settings), backend.device()) {
   const ReplicaGroups groups(settings, run, world);
   const auto parameters = list_replicated(parameters_, groups, settings, run);
+  frozen_ = list_frozen(parameters_, groups, HeldPart::kHeld);
+  owned_frozen_ = list_frozen(parameters_, groups, HeldPart::kOwned);
   if (shards_fully(settings, run)) {
     sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
                                               modules_of(parameters_), run.world,
@@ -366,7 +410,7 @@ void ModelState::cast_weights() {
 
 /// Fresh weights for the parameters whose names are `of` a kind.
 void ModelState::initialize(uint64_t seed, const std::function<bool(const std::string&)>& of) {
-  for (const NamedSlice& held : optimizer().weight_slices(HeldPart::kHeld)) {
+  for (const NamedSlice& held : held_weights()) {
     if (of(held.name))
       initialize_weight(parameters_.find(held.name).spec, held.slice, held.tensor, seed);
   }
@@ -377,8 +421,15 @@ void ModelState::wait_weights() {
   if (replicated_) replicated_->wait_all_weights();
 }
 
+std::vector<NamedSlice> ModelState::held_weights() const {
+  auto slices = optimizer().weight_slices(HeldPart::kHeld);
+  slices.insert(slices.end(), frozen_.begin(), frozen_.end());
+  return slices;
+}
+
 std::vector<NamedSlice> ModelState::owned_model() const {
   auto slices = optimizer().weight_slices(HeldPart::kOwned);
+  slices.insert(slices.end(), owned_frozen_.begin(), owned_frozen_.end());
   if (!names_biases_) return slices;
   for (const NamedTensor& bias : name_expert_biases(config_, experts_))
     slices.push_back(whole_slice(bias));
@@ -397,7 +448,7 @@ void ModelState::append_roundings(std::vector<NamedSlice>& slices) const {
 }
 
 std::vector<NamedSlice> ModelState::held_model() const {
-  auto slices = optimizer().weight_slices(HeldPart::kHeld);
+  auto slices = held_weights();
   for (const NamedTensor& bias : name_expert_biases(config_, experts_))
     slices.push_back(whole_slice(bias));
   return slices;
@@ -436,8 +487,10 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
   for (const GlobalTensor& tensor : all) own_names.push_back(tensor.name);
   const auto own_layers = mtp_layers_of(own_names);
   const auto saved_layers = mtp_layers_of(reader.names(TensorGroup::kModel));
+  const bool adapts_anew = adds_adapters(config_, reader);
   const auto is_added = [&](const std::string& name) {
-    return is_mtp_parameter(name) && !saved_layers.contains(mtp_layer_of(name));
+    if (is_mtp_parameter(name)) return !saved_layers.contains(mtp_layer_of(name));
+    return adapts_anew && is_adapter_parameter(name);
   };
   const auto is_left_out = [&](const std::string& name) {
     return is_mtp_parameter(name) && !own_layers.contains(mtp_layer_of(name));
@@ -460,8 +513,9 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
 void ModelState::load(const CheckpointReader& reader) {
   require_same_weights(reader);
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
-  load_optimizer(reader, list_parameters(config_, dtype_, products_), {optimizer_kind_, formats_},
-                 optimizer());
+  auto trained = list_parameters(config_, dtype_, products_);
+  std::erase_if(trained, [](const ParameterSpec& spec) { return spec.placement.frozen; });
+  load_optimizer(reader, trained, {optimizer_kind_, formats_}, optimizer());
   load_roundings(reader, roundings_);
   cast_weights();
 }

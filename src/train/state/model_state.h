@@ -100,10 +100,10 @@ class ModelState {
   /// Fills everything from a part that has all that this rank holds. Throws UserError otherwise,
   /// but for the history of roundings.
   void load_held(const CheckpointReader& reader);
-  /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Layers of
-  /// multi-token prediction that only the model has start from the seed, those that only the
-  /// checkpoint has are left out. Throws UserError where other names or any shapes are not this
-  /// model's.
+  /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Adapters that
+  /// the checkpoint lacks, and layers of multi-token prediction that only the model has, start from
+  /// the seed; such layers that only the checkpoint has are left out. Throws UserError where other
+  /// names or any shapes are not this model's.
   LoadedPrediction load_weights(const CheckpointReader& reader, uint64_t seed);
 
  private:
@@ -111,6 +111,7 @@ class ModelState {
   void cast_weights();
   void require_same_weights(const CheckpointReader& reader) const;
   void append_roundings(std::vector<NamedSlice>& slices) const;
+  std::vector<NamedSlice> held_weights() const;
 
   ModelConfig config_;
   DType dtype_;
@@ -119,6 +120,8 @@ class ModelState {
   StateFormats formats_;
   bool names_biases_;  ///< one rank saves expert biases and roundings, which all have
   ParameterSet parameters_;
+  std::vector<NamedSlice> frozen_;        ///< of weights that are not trained, what is here
+  std::vector<NamedSlice> owned_frozen_;  ///< and what of it this rank saves
   std::vector<ExpertState> experts_;
   RoundingHistory roundings_;
   // One of the two:

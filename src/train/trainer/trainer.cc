@@ -235,11 +235,9 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
                             peers_ ? &peers_->open(*state_) : nullptr);
   if (resumed) {
     position_ = resumed->position;
-  } else if (!settings_.run.init_from.empty()) {
+  } else {
     const auto notes = load_initial_weights(settings_, *state_, *layout_.world);
     initial_notes_.insert(initial_notes_.end(), notes.begin(), notes.end());
-  } else {
-    state_->initialize(static_cast<uint64_t>(settings_.run.seed));
   }
   set_scales(state_->roundings(), model_->roundings());
   return resumed;
@@ -405,7 +403,7 @@ void Trainer::finish_step(const StepOutcome& outcome) {
   refuse_nonfinite(outcome);
   if (outcome.skipped()) {
     ++position_.skipped_steps;
-  } else if (settings_.model.moe.has_expert_bias()) {
+  } else if (settings_.model.moe.has_expert_bias() && !settings_.model.lora.is_on()) {
     update_expert_biases(state_->experts(), settings_.model.moe.bias_update_speed);
   }
   state_->roundings().add(tallies_, outcome.skipped());

@@ -111,6 +111,8 @@ TEST_F(GpuMemory, MemoryIsPredictedWithinThreePercent) {
   }
   expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
                               "--run.device=cuda", "--train.offload=all"});
+  expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
+                              "--run.device=cuda", "--train.precision=bf16", "--lora.rank=16"});
 }
 
 /// What is chosen for a limit gives the bits of what stays, within the limit.

@@ -200,6 +200,28 @@ TEST_F(TuneRun, PreferencesAreLearned) {
   EXPECT_GT(number(records.back(), "margin"), 1);
 }
 
+/// The reference is the model that they begin with.
+TEST_F(TuneRun, AdaptersAreTrainedAlone) {
+  Settings base = rl_settings("base");
+  base.train.steps = base.schedule.num_steps = 1;
+  run(base);
+  const auto adapting = [&](Settings own) {
+    own.run.init_from = base.run.folder;
+    own.model.lora = {.rank = 4, .alpha = 8};
+    return run(own);
+  };
+  const auto preferences = adapting(dpo_settings("dpo"));
+  EXPECT_NEAR(number(preferences.front(), "loss"), std::log(2.0), 1e-9);
+  EXPECT_GT(number(preferences.back(), "margin"), 0);
+  Settings rl = rl_settings("rl");
+  rl.rl.kl_coefficient = 0.1;
+  const auto rewards = adapting(rl);
+  EXPECT_NEAR(number(rewards.front(), "reference_kl"), 0, 1e-9);
+  EXPECT_GT(number(rewards.back(), "reference_kl"), 0);
+  for (const StepRecord& record : rewards)
+    EXPECT_LT(std::abs(number(record, "generator_kl")), 1e-4) << record.step;
+}
+
 /// The step's gradient is that of equation 7 over the forward pass's log-probabilities: along it,
 /// the loss changes by its norm.
 TEST_F(TuneRun, PreferenceGradientsAgreeWithFiniteDifferences) {

@@ -138,6 +138,9 @@ VerifyRule verify_rule(const Settings& settings, double tolerance) {
 Verification verify_layout(const VerifyRequest& request) {
   require(!request.settings.shard.release_gradients,
           "verify compares gradients, which optim.release_gradients does not keep; leave it out");
+  require(
+      !request.settings.model.lora.is_on(),
+      "verify begins with random weights, of which adapters are not trained; leave lora.rank out");
   const ScratchFolder scratch;
   const int64_t steps = compresses(request.settings) ? 1 : request.steps;
   Settings settings = request.settings;
