@@ -124,6 +124,7 @@ struct ConvertArguments {
   std::string family;
   std::string like;
   std::string experts;  ///< "split", "fused", or "" for as they came
+  bool adapters = false;
   bool json = false;
 };
 

@@ -39,9 +39,10 @@ ConvertOptions make_options(const ConvertArguments& arguments, const ConvertProg
 }
 
 ConvertReport convert_from_hf(const ConvertArguments& arguments, const ConvertOptions& options) {
-  require(arguments.family.empty() && arguments.like.empty() && arguments.experts.empty(),
-          "--family, --like and --experts belong to conversions to Hugging Face; {} is a folder of "
-          "Hugging Face",
+  require(arguments.family.empty() && arguments.like.empty() && arguments.experts.empty() &&
+              !arguments.adapters,
+          "--family, --like, --experts and --adapters belong to conversions to Hugging Face; {} is "
+          "a folder of Hugging Face",
           arguments.source);
   return import_hf({.source = arguments.source,
                     .target = arguments.target,
@@ -88,6 +89,7 @@ ConvertReport convert_to_hf(const ConvertArguments& arguments, const ConvertOpti
                         .model_dtype = settings.train.dtype(),
                         .family = arguments.family,
                         .like = arguments.like,
+                        .adapters_only = arguments.adapters,
                         .fused_experts = {},
                         .max_length = settings.data.sequence_length,
                         .options = options};

@@ -235,6 +235,9 @@ CLI::App* add_convert(CLI::App& app, ConvertArguments& convert) {
       ->add_option("--experts", convert.experts,
                    "To Hugging Face: one tensor per expert, or fused ones as in transformers 5")
       ->check(CLI::IsMember({"split", "fused"}));
+  command->add_flag("--adapters", convert.adapters,
+                    "To Hugging Face: the low-rank adapters alone, as PEFT reads them, instead of "
+                    "the model with these merged");
   command->add_flag("--json", convert.json, "Print JSON");
   return command;
 }

@@ -108,6 +108,10 @@ int run_upcycle(const UpcycleArguments& given) {
   const DenseSource source(arguments, options);
   const CheckpointReader reader(source.path(), Verify::kSizes);
   ModelConfig dense = checkpoint_settings(reader).model;
+  require(!dense.lora.is_on(),
+          "{} has low-rank adapters, which are of a dense model's matrices; export and import it, "
+          "which merges them, and upcycle that",
+          reader.path().string());
   if (dense.vocab_size == 0) dense.vocab_size = resolved_vocab_size(reader);
   const ModelConfig model = upcycled_model(dense, arguments.spec);
   const ConvertReport report = upcycle({.source = source.path(),

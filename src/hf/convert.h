@@ -53,7 +53,8 @@ struct ImportRequest {
 };
 ConvertReport import_hf(const ImportRequest& request);
 
-/// From a checkpoint of `model` to a folder `target` of Hugging Face.
+/// From a checkpoint of `model` to a folder `target` of Hugging Face. Low-rank adapters are merged:
+/// W + scale · B A, in F32, rounded once.
 struct ExportRequest {
   std::filesystem::path source;
   std::filesystem::path target;
@@ -63,6 +64,8 @@ struct ExportRequest {
   /// Where config.json, the tokenizer and the layout come from: a folder of Hugging Face, or a
   /// checkpoint made from one. Empty: `source`, if it is such a checkpoint.
   std::filesystem::path like;
+  /// Writes the low-rank adapters alone, as PEFT's, instead of the merged model.
+  bool adapters_only = false;
   std::optional<bool> fused_experts;  ///< nothing: as in `like`, else one by one
   /// A tokenizer.json or SentencePiece .model that goes along where `like` brings none; empty:
   /// none.

@@ -10,6 +10,8 @@
 #include "hf/family/write_config.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
+#include "hf/merged_adapters.h"
+#include "hf/peft_adapters.h"
 #include "hf/tensor_writer.h"
 #include "hf/verify.h"
 #include "model/weights/parameters.h"
@@ -127,7 +129,7 @@ void choose_types(Export& work, bool from_record) {
   }
 }
 
-void check_own_tensors(const TensorMap& map, const CheckpointReader& reader) {
+void check_own_tensors(const TensorMap& map, const CheckpointReader& reader, bool merges) {
   std::vector<std::string> wrong;
   const auto& found = reader.manifest().tensors;
   for (const MappedTensor& tensor : map.own) {
@@ -145,11 +147,12 @@ void check_own_tensors(const TensorMap& map, const CheckpointReader& reader) {
     }
   }
   std::erase_if(left_over, is_mtp_parameter);
+  if (merges) std::erase_if(left_over, is_adapter_parameter);
   require(left_over.empty(), "{}: tensors that its configuration does not have: {}",
           reader.path().string(), list_names(left_over));
 }
 
-Export prepare(const ExportRequest& request, const CheckpointReader& reader) {
+Export prepare(const ExportRequest& request, const CheckpointReader& reader, bool merges) {
   Export work;
   work.companions = find_companions(request);
   if (!work.companions.has_config || !request.family.empty()) {
@@ -161,7 +164,7 @@ Export prepare(const ExportRequest& request, const CheckpointReader& reader) {
   decide_layout(request, work);
   work.map = map_tensors(*work.family, request.model, request.model_dtype, work.record.layout);
   choose_types(work, work.companions.record && !request.options.dtype);
-  check_own_tensors(work.map, reader);
+  check_own_tensors(work.map, reader, merges);
   const int64_t padding = request.model.vocab_size - work.record.layout.vocab_size;
   if (padding > 0) {
     work.notes.push_back(fmt::format("{} rows of padding of the vocabulary are removed", padding));
@@ -234,18 +237,43 @@ VerifyReport verify_export(const fs::path& folder, const Export& work, ElementSo
   return verify_round_trip(request);
 }
 
-ExportRequest without_prediction(ExportRequest request) {
-  request.model = tessera::without_prediction(std::move(request.model));
+/// Neither multi-token prediction nor adapters: the model of Hugging Face.
+ExportRequest plain_request(ExportRequest request) {
+  request.model = without_adapters(without_prediction(std::move(request.model)));
   return request;
+}
+
+/// Adapters alone, which have no configuration and tokenizer of a model beside them.
+ConvertReport export_adapters(const ExportRequest& request) {
+  require(request.model.lora.is_on(), "{} has no low-rank adapters; leave --adapters out",
+          request.source.string());
+  FolderBuilder folder(request.target);
+  const CheckpointReader reader(request.source);
+  const Export work = prepare(plain_request(request), reader, true);
+  ConvertReport report{.model_type = std::string(work.family->model_type), .notes = work.notes};
+  report.num_target_tensors =
+      2 * write_peft_adapters(folder.path(), work.map, reader, request.model);
+  for (const std::string& name : reader.names(TensorGroup::kModel)) {
+    if (!is_adapter_parameter(name)) continue;
+    const auto& tensor = reader.manifest().tensors.at(name);
+    report.num_source_tensors += 1;
+    report.source_bytes += tensor.shape.num_elements() * dtype_size(tensor.dtype);
+  }
+  report.target_bytes =
+      static_cast<int64_t>(std::filesystem::file_size(folder.path() / "adapter_model.safetensors"));
+  folder.publish();
+  return report;
 }
 
 }  // namespace
 
 ConvertReport export_hf(const ExportRequest& request) {
-  const ExportRequest decoder = without_prediction(request);
+  if (request.adapters_only) return export_adapters(request);
+  const ExportRequest decoder = plain_request(request);
+  const LoraConfig& lora = request.model.lora;
   FolderBuilder folder(request.target);
   const CheckpointReader reader(request.source);
-  Export work = prepare(decoder, reader);
+  Export work = prepare(decoder, reader, lora.is_on());
   ConvertReport report{.model_type = std::string(work.family->model_type),
                        .num_source_tensors = static_cast<int64_t>(work.map.own.size()),
                        .num_target_tensors = static_cast<int64_t>(work.map.hf.size()),
@@ -255,7 +283,8 @@ ConvertReport export_hf(const ExportRequest& request) {
   folder.require_space(report.target_bytes);
   const int64_t checked = request.options.verify ? 2 * report.source_bytes : 0;
   ConversionProgress progress(request.options.progress, report.target_bytes + checked);
-  const auto source = make_checkpoint_source(work.map, reader);
+  const auto source = lora.is_on() ? make_merged_source(work.map, reader, request.model)
+                                   : make_checkpoint_source(work.map, reader);
   progress.begin("writing");
   write_weights(folder.path(), work, *source, decoder, progress);
   judge_nonfinite(source->nonfinite(), request.source.string(), request.options.allow_nonfinite,
@@ -271,6 +300,9 @@ ConvertReport export_hf(const ExportRequest& request) {
   report.notes = std::move(work.notes);
   if (request.model.mtp_layers > 0)
     report.notes.push_back("multi-token prediction is left out: transformers' models have none");
+  if (lora.is_on())
+    report.notes.push_back(
+        fmt::format("adapters of rank {} are merged into the weights", lora.rank));
   return report;
 }
 

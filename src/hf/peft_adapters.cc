@@ -1,0 +1,115 @@
+#include "hf/peft_adapters.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/file/file.h"
+#include "core/memory.h"
+#include "hf/adapter_parts.h"
+#include "hf/elements.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kPeftWeight = ".weight";
+
+/// Writes modules one after the other.
+class PeftWriter {
+ public:
+  PeftWriter(const TensorMap& map, const CheckpointReader& reader, const ModelConfig& model)
+      : map_(map), reader_(reader), rank_(model.lora.rank) {
+    for (const MappedTensor& tensor : map.own) adapters_.push_back(find_adapter(model, tensor));
+    for (const TensorLink& link : map.links) {
+      if (adapters_[link.own]) add(link);
+    }
+  }
+
+  const std::vector<std::string>& modules() const { return modules_; }
+  void write(const std::filesystem::path& path) const {
+    std::vector<NamedTensor> named;
+    for (const auto& [name, tensor] : tensors_) named.push_back({name, tensor});
+    write_safetensors(path, named, {{"format", "pt"}});
+  }
+
+ private:
+  void add(const TensorLink& link) {
+    const MappedTensor& hf = map_.hf[link.hf];
+    const MappedTensor& own = map_.own[link.own];
+    const AdapterParts& adapter = *adapters_[link.own];
+    const bool is_module = hf.shape.num_elements() == link.num_elements() && !link.alternating &&
+                           link.transposed == adapter.transposed && hf.name.ends_with(kPeftWeight);
+    require(is_module,
+            "the adapter of '{}' cannot be one of PEFT's: '{}' is no linear module of its own; "
+            "leave --adapters out, which merges it, or train other lora.targets",
+            own.name, hf.name);
+    const int64_t first = link.own_begin / link.cols;
+    const int64_t block = adapter.block_of(first);
+    const std::string module = hf.name.substr(0, hf.name.size() - kPeftWeight.size());
+    modules_.push_back(module);
+    // [rows of the link, r] and [r, columns].
+    OwnedTensor rows = load(adapter.rows, first, {link.rows, rank_});
+    OwnedTensor columns = load(adapter.columns, block * rank_, {rank_, link.cols});
+    if (adapter.transposed) {
+      keep(module, "lora_A", transpose(rows));
+      keep(module, "lora_B", transpose(columns));
+    } else {
+      keep(module, "lora_A", std::move(columns));
+      keep(module, "lora_B", std::move(rows));
+    }
+  }
+
+  void keep(const std::string& module, std::string_view part, OwnedTensor tensor) {
+    tensors_.emplace_back(fmt::format("base_model.model.{}.{}.weight", module, part),
+                          std::move(tensor));
+  }
+
+  OwnedTensor load(const std::string& name, int64_t first, const Shape& shape) const {
+    const auto found = reader_.manifest().tensors.find(name);
+    require(found != reader_.manifest().tensors.end(), "{}: adapter matrix '{}' is missing",
+            reader_.path().string(), name);
+    OwnedTensor tensor(found->second.dtype, shape);
+    reader_.load_part(name, {first, 0}, tensor);
+    return tensor;
+  }
+
+  static OwnedTensor transpose(const Tensor& from) {
+    OwnedTensor to(from.dtype, {from.shape[1], from.shape[0]});
+    transpose_columns({.data = static_cast<const std::byte*>(from.data),
+                       .rows = from.shape[0],
+                       .cols = from.shape[1],
+                       .dtype = from.dtype},
+                      0, from.shape[1], static_cast<std::byte*>(to.get().data), from.dtype);
+    return to;
+  }
+
+  const TensorMap& map_;
+  const CheckpointReader& reader_;
+  int64_t rank_;
+  std::vector<std::optional<AdapterParts>> adapters_;  // by tensor of `own`
+  std::vector<std::string> modules_;
+  std::vector<std::pair<std::string, OwnedTensor>> tensors_;
+};
+
+}  // namespace
+
+int64_t write_peft_adapters(const std::filesystem::path& folder, const TensorMap& map,
+                            const CheckpointReader& reader, const ModelConfig& model) {
+  const PeftWriter writer(map, reader, model);
+  writer.write(folder / "adapter_model.safetensors");
+  const LoraConfig& lora = model.lora;
+  const nlohmann::json config = {{"peft_type", "LORA"},
+                                 {"task_type", "CAUSAL_LM"},
+                                 {"base_model_name_or_path", nullptr},
+                                 {"r", lora.rank},
+                                 {"lora_alpha", lora.alpha},
+                                 {"use_rslora", lora.rank_stabilized},
+                                 {"lora_dropout", 0.0},
+                                 {"bias", "none"},
+                                 {"fan_in_fan_out", false},
+                                 {"inference_mode", true},
+                                 {"target_modules", writer.modules()}};
+  write_file_synced(folder / "adapter_config.json", config.dump(2) + "\n");
+  return std::ssize(writer.modules());
+}
+
+}  // namespace tessera
