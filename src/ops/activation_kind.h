@@ -15,6 +15,7 @@ enum class Activation {
   kSwiGLUOai,
   kGelu,      ///< x · Φ(x), Φ the normal distribution function (exact, by erfc)
   kGeluTanh,  ///< GELU's tanh approximation (GPT-2's "gelu_new")
+  kRelu2,     ///< max(x, 0)² (Primer: So et al., 2021, section 4.1)
 };
 
 /// Of kSwiGLUOai: the sigmoid's gain, and where its inputs are clamped.
@@ -40,6 +41,8 @@ constexpr std::string_view activation_name(Activation kind) {
       return "gelu";
     case Activation::kGeluTanh:
       return "gelu_tanh";
+    case Activation::kRelu2:
+      return "relu2";
   }
   return "unknown";
 }

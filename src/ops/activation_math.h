@@ -101,8 +101,18 @@ struct ClampedSilu {
   }
 };
 
-/// Calls run(Silu{}), run(Gelu{}), run(GeluTanh{}) or run(ClampedSilu{}), whichever `kind` applies
-/// to its (gate) input.
+/// max(x, 0)².
+struct SquaredRelu : PlainOther {
+  static simd::Vec value(simd::Vec x) { return positive(x) * positive(x); }
+  static Slope slope(simd::Vec x) { return {value(x), 2.0F * positive(x)}; }
+
+ private:
+  /// NaN stays.
+  static simd::Vec positive(simd::Vec x) { return x < 0.0F ? simd::Vec{} : x; }
+};
+
+/// Calls run(Silu{}), run(Gelu{}), run(GeluTanh{}), run(ClampedSilu{}) or run(SquaredRelu{}),
+/// whichever `kind` applies to its (gate) input.
 template <typename Run>
 void with_activation(Activation kind, Run run) {
   switch (kind) {
@@ -116,6 +126,8 @@ void with_activation(Activation kind, Run run) {
       return run(GeluTanh{});
     case Activation::kSwiGLUOai:
       return run(ClampedSilu{});
+    case Activation::kRelu2:
+      return run(SquaredRelu{});
   }
   ensure(false, "an unknown activation");
 }

@@ -6,6 +6,7 @@
 #include "ops/max_logits/max_logits.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/short_conv/short_conv.h"
+#include "ops/ssd_scan/ssd_scan.h"
 #include "sharding/rule_table.h"
 
 namespace tessera::shard_rules {
@@ -126,9 +127,15 @@ ShardStatesOf attention_sink_backward(const AxisCall& call) {
 }
 
 ShardStatesOf short_conv(const AxisCall& call) {
-  const bool forward = call.inputs.size() == 3;
+  const bool forward = call.op.name() == ShortConv::kName;
+  const bool biased = call.inputs.size() > (forward ? 3 : 4);
+  if (forward) {
+    return follow_sequences(call, ShortConv::kCuSeqlens,
+                            biased ? "x:tn w:nK b:n -> y:tn" : "x:tn w:nK -> y:tn");
+  }
   return follow_sequences(call, ShortConv::kCuSeqlens,
-                          forward ? "x:tn w:nK -> y:tn" : "x:tn w:nK g:tn -> dx:tn=g dw:nK=g");
+                          biased ? "x:tn w:nK g:tn b:n -> dx:tn=g dw:nK=g db:n=g"
+                                 : "x:tn w:nK g:tn -> dx:tn=g dw:nK=g");
 }
 
 /// Value heads go with the key heads that they read.
@@ -138,6 +145,16 @@ ShardStatesOf gated_delta(const AxisCall& call) {
       call, GatedDelta::kCuSeqlens,
       forward ? "q:tn k:tn v:tn g:tn b:tn -> o:tn"
               : "q:tn k:tn v:tn g:tn b:tn o:tn -> dq:tn=o dk:tn=o dv:tn=o dg:tn=o db:tn=o");
+}
+
+/// Groups go with their heads.
+ShardStatesOf ssd_scan(const AxisCall& call) {
+  const bool forward = call.inputs.size() == 8;
+  return follow_sequences(
+      call, SsdScan::kCuSeqlens,
+      forward ? "x:tn d:tn b:tn c:tn l:n s:n u:n -> y:tn"
+              : "x:tn d:tn b:tn c:tn l:n s:n u:n y:tn -> dx:tn=y dd:tn=y db:tn=y dc:tn=y dl:n=y "
+                "ds:n=y du:n=y");
 }
 
 }  // namespace tessera::shard_rules

@@ -55,8 +55,9 @@ ShardStatesOf max_logits(const AxisCall& call);
 ShardStatesOf attention_sink(const AxisCall& call);
 ShardStatesOf attention_sink_backward(const AxisCall& call);
 
-// Gated delta rule.
+// Gated delta rule and state-space scan.
 ShardStatesOf short_conv(const AxisCall& call);
 ShardStatesOf gated_delta(const AxisCall& call);
+ShardStatesOf ssd_scan(const AxisCall& call);
 
 }  // namespace tessera::shard_rules

@@ -7,7 +7,8 @@ namespace tessera {
 namespace {
 
 constexpr Activation kKinds[] = {Activation::kSwiGLU,    Activation::kGeGLU, Activation::kGeGLUTanh,
-                                 Activation::kSwiGLUOai, Activation::kGelu,  Activation::kGeluTanh};
+                                 Activation::kSwiGLUOai, Activation::kGelu,  Activation::kGeluTanh,
+                                 Activation::kRelu2};
 
 class ActivationCuda : public testing::GpuTest {
  protected:

@@ -12,9 +12,9 @@
 namespace tessera::testing {
 namespace {
 
-constexpr Activation kAllKinds[] = {Activation::kSwiGLU,    Activation::kGeGLU,
-                                    Activation::kGeGLUTanh, Activation::kGelu,
-                                    Activation::kGeluTanh,  Activation::kSwiGLUOai};
+constexpr Activation kAllKinds[] = {
+    Activation::kSwiGLU,   Activation::kGeGLU,     Activation::kGeGLUTanh, Activation::kGelu,
+    Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kRelu2};
 
 KernelTable kernels() {
   KernelTable table;
@@ -36,6 +36,8 @@ double function_of(Activation kind, double x) {
       const double clamped = std::min(x, 7.0);
       return clamped / (1.0 + std::exp(-1.702 * clamped));
     }
+    case Activation::kRelu2:
+      return std::pow(std::max(x, 0.0), 2);
   }
   return 0;
 }

@@ -107,6 +107,16 @@ struct ClampedSilu {
   static __device__ __forceinline__ float clamped(float x) { return x > kOaiLimit ? kOaiLimit : x; }
 };
 
+/// max(x, 0)².
+struct SquaredRelu : PlainOther {
+  static __device__ __forceinline__ float value(float x) { return positive(x) * positive(x); }
+  static __device__ __forceinline__ Slope slope(float x) { return {value(x), 2.0F * positive(x)}; }
+
+ private:
+  /// NaN stays, unlike with fmaxf.
+  static __device__ __forceinline__ float positive(float x) { return x < 0.0F ? 0.0F : x; }
+};
+
 /// Calls run.operator()<Function, kGated>() for the kind.
 template <typename Run>
 void with_activation(Activation kind, Run run) {
@@ -123,6 +133,8 @@ void with_activation(Activation kind, Run run) {
       return run.template operator()<Gelu, false>();
     case Activation::kGeluTanh:
       return run.template operator()<GeluTanh, false>();
+    case Activation::kRelu2:
+      return run.template operator()<SquaredRelu, false>();
   }
 }
 

@@ -14,9 +14,9 @@ namespace {
 using testing::Role;
 using testing::TestInput;
 
-constexpr Activation kKinds[] = {Activation::kSwiGLU,    Activation::kGeGLU,
-                                 Activation::kGeGLUTanh, Activation::kGelu,
-                                 Activation::kGeluTanh,  Activation::kSwiGLUOai};
+constexpr Activation kKinds[] = {Activation::kSwiGLU, Activation::kGeGLU,    Activation::kGeGLUTanh,
+                                 Activation::kGelu,   Activation::kGeluTanh, Activation::kSwiGLUOai,
+                                 Activation::kRelu2};
 
 double plain_function(Activation kind, double x) {
   switch (kind) {
@@ -32,6 +32,8 @@ double plain_function(Activation kind, double x) {
       const double clamped = std::min(x, 7.0);
       return clamped / (1 + std::exp(-1.702 * clamped));
     }
+    case Activation::kRelu2:
+      return std::pow(std::max(x, 0.0), 2);
   }
   return std::nan("");
 }

@@ -22,6 +22,7 @@
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/expert_clones/clone_plan.h"
 #include "ops/gated_delta/gated_delta.h"
+#include "ops/gated_norm/gated_group_norm.h"
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
@@ -56,6 +57,7 @@
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
+#include "ops/ssd_scan/ssd_scan.h"
 #include "ops/vocab_loss/vocab_loss.h"
 
 namespace tessera {
@@ -84,6 +86,7 @@ KernelTable make_cpu_kernels() {
   add_expert_bias_cpu(table);
   add_expert_clones_cpu(table);
   add_gated_delta_cpu(table);
+  add_gated_group_norm_cpu(table);
   add_gated_norm_cpu(table);
   add_grad_norm_cpu(table);
   add_grouped_matmul_cpu(table);
@@ -118,6 +121,7 @@ KernelTable make_cpu_kernels() {
   add_sigmoid_gate_cpu(table);
   add_slot_experts_cpu(table);
   add_spread_norm_cpu(table);
+  add_ssd_scan_cpu(table);
   add_vocab_loss_cpu(table);
   return table;
 }

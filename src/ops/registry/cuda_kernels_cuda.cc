@@ -22,6 +22,7 @@
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/expert_clones/clone_plan.h"
 #include "ops/gated_delta/gated_delta.h"
+#include "ops/gated_norm/gated_group_norm.h"
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
@@ -56,6 +57,7 @@
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
+#include "ops/ssd_scan/ssd_scan.h"
 #include "ops/vocab_loss/vocab_loss.h"
 
 namespace tessera {
@@ -84,6 +86,7 @@ KernelTable make_cuda_kernels() {
   add_expert_bias_cuda(table);
   add_expert_clones_cuda(table);
   add_gated_delta_cuda(table);
+  add_gated_group_norm_cuda(table);
   add_gated_norm_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
@@ -118,6 +121,7 @@ KernelTable make_cuda_kernels() {
   add_sigmoid_gate_cuda(table);
   add_slot_experts_cuda(table);
   add_spread_norm_cuda(table);
+  add_ssd_scan_cuda(table);
   add_vocab_loss_cuda(table);
   return table;
 }

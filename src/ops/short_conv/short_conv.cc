@@ -5,7 +5,9 @@
 namespace tessera {
 namespace {
 
-void check_conv(const Operator& op, std::span<const ValueType> inputs, size_t count) {
+/// `plain`: inputs without the bias, which is the last one.
+void check_conv(const Operator& op, std::span<const ValueType> inputs, size_t plain, bool biased) {
+  const size_t count = plain + (biased ? 1 : 0);
   check_shape(op, inputs.size() == count, "takes {} inputs, got {}", count, inputs.size());
   const ValueType& x = inputs[ShortConv::kX];
   const ValueType& weight = inputs[ShortConv::kWeight];
@@ -20,6 +22,14 @@ void check_conv(const Operator& op, std::span<const ValueType> inputs, size_t co
               ShortConv::kMaxTaps);
   check_shape(op, bounds.dtype == DType::kI32 && bounds.shape.rank() == 1 && bounds.shape[0] > 0,
               "the bounds or the start are {}, expected i32 [1 or more]", bounds.to_string());
+  if (!biased) return;
+  const ValueType bias{DType::kF32, {x.shape[1]}};
+  check_shape(op, inputs.back() == bias, "the bias is {}, expected {}", inputs.back().to_string(),
+              bias.to_string());
+}
+
+std::string bias_attribute(bool biased) {
+  return biased ? "bias" : "";
 }
 
 double product_flops(std::span<const ValueType> inputs) {
@@ -29,8 +39,20 @@ double product_flops(std::span<const ValueType> inputs) {
 
 }  // namespace
 
+std::string ShortConv::attributes() const {
+  return bias_attribute(biased_);
+}
+
+std::string ShortConvBackward::attributes() const {
+  return bias_attribute(biased_);
+}
+
+std::string ShortConvCached::attributes() const {
+  return bias_attribute(biased_);
+}
+
 std::vector<ValueType> ShortConv::infer(std::span<const ValueType> inputs) const {
-  check_conv(*this, inputs, 3);
+  check_conv(*this, inputs, 3, biased_);
   return {inputs[kX]};
 }
 
@@ -43,17 +65,25 @@ Cost ShortConv::cost(std::span<const ValueType> inputs, std::span<const ValueTyp
 void ShortConv::differentiate(GradientBuilder& builder) const {
   const auto grad = builder.grad_output(kY);
   if (!grad) return;
-  const auto grads = builder.emit(
-      std::make_shared<ShortConvBackward>(),
-      {builder.input(kX), builder.input(kWeight), builder.input(kCuSeqlens), *grad}, {kWeight});
+  std::vector<ValueId> inputs = {builder.input(kX), builder.input(kWeight),
+                                 builder.input(kCuSeqlens), *grad};
+  std::vector<int> accumulated = {kWeight};
+  if (biased_) {
+    inputs.push_back(builder.input(kBias));
+    accumulated.push_back(kBias);
+  }
+  const auto grads =
+      builder.emit(std::make_shared<ShortConvBackward>(biased_), inputs, accumulated);
   if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[ShortConvBackward::kGradX]);
 }
 
 std::vector<ValueType> ShortConvBackward::infer(std::span<const ValueType> inputs) const {
-  check_conv(*this, inputs, 4);
+  check_conv(*this, inputs, 4, biased_);
   check_shape(*this, inputs[kGrad] == inputs[kX], "the gradient is {}, expected {}",
               inputs[kGrad].to_string(), inputs[kX].to_string());
-  return {inputs[kX], inputs[kWeight]};
+  std::vector<ValueType> grads = {inputs[kX], inputs[kWeight]};
+  if (biased_) grads.push_back(inputs[kBias]);
+  return grads;
 }
 
 Cost ShortConvBackward::cost(std::span<const ValueType> inputs,
@@ -64,7 +94,7 @@ Cost ShortConvBackward::cost(std::span<const ValueType> inputs,
 }
 
 std::vector<ValueType> ShortConvCached::infer(std::span<const ValueType> inputs) const {
-  check_conv(*this, inputs, 3);
+  check_conv(*this, inputs, 3, biased_);
   return {inputs[kX], {inputs[kX].dtype, {inputs[kWeight].shape[1], inputs[kX].shape[1]}}};
 }
 
@@ -75,12 +105,12 @@ Cost ShortConvCached::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
-OperatorPtr make_short_conv_cached() {
-  return std::make_shared<ShortConvCached>();
+OperatorPtr make_short_conv_cached(bool biased) {
+  return std::make_shared<ShortConvCached>(biased);
 }
 
-OperatorPtr make_short_conv() {
-  return std::make_shared<ShortConv>();
+OperatorPtr make_short_conv(bool biased) {
+  return std::make_shared<ShortConv>(biased);
 }
 
 }  // namespace tessera

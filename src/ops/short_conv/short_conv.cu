@@ -44,9 +44,15 @@ struct SequenceWalk {
 template <int kTaps, int kWidth>
 struct ConvWeights {
   float of[kTaps][kWidth];
+  Floats<kWidth> bias = {};
 
-  __device__ __forceinline__ ConvWeights(const float* weight, int64_t channel, int taps) {
-    weight += channel * taps;
+  __device__ __forceinline__ ConvWeights(const ConvRows& call, int64_t channel) {
+    const int taps = call.taps;
+    const float* weight = call.weight + channel * taps;
+    if (call.bias != nullptr) {
+#pragma unroll
+      for (int c = 0; c < kWidth; ++c) bias[c] = call.bias[channel + c];
+    }
     if (kTaps == 4 && taps == 4 && reinterpret_cast<uintptr_t>(weight) % 16 == 0) {
 #pragma unroll
       for (int c = 0; c < kWidth; ++c) {
@@ -87,7 +93,7 @@ struct ConvWindow {
   /// The sum at the newest token, `behind` tokens behind its sequence's first.
   __device__ __forceinline__ Floats<kWidth> sum(const ConvWeights<kTaps, kWidth>& weights,
                                                 int newest, int behind) const {
-    Floats<kWidth> sums = {};
+    Floats<kWidth> sums = weights.bias;
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) {
       if (kTaps - 1 - i > behind) continue;
@@ -111,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
   const int last = min(first + kRun, static_cast<int>(call.tokens));
   const T* x = static_cast<const T*>(call.x) + channel;
   y += channel;
-  const ConvWeights<kTaps, kWidth> weights(call.weight, channel, call.taps);
+  const ConvWeights<kTaps, kWidth> weights(call, channel);
   SequenceWalk walk(sequences, first);
   ConvWindow<T, kTaps, kWidth> window;
   window.fill(x, channels, first, walk.begin);
@@ -139,8 +145,9 @@ struct ConvBackwardParams {
   ConvSequences sequences;
   const void* grad;
   void* grad_x;
-  float* partials;  ///< or null
-  int part;         ///< tokens
+  float* partials;       ///< or null
+  float* bias_partials;  ///< or null
+  int part;              ///< tokens
 };
 
 /// What of a run of tokens the backward pass carries from one to the next.
@@ -149,6 +156,7 @@ struct ConvBackward {
   ConvWindow<T, kTaps, kWidth> window;
   Floats<kWidth> of_x[kTaps] = {};       // of the last tokens, in the window's slots, still growing
   Floats<kWidth> of_weight[kTaps] = {};  // of the run's own tokens
+  Floats<kWidth> of_bias = {};
 
   /// The gradient of the sum at the newest token goes to its taps.
   __device__ __forceinline__ void spread(const ConvWeights<kTaps, kWidth>& weights,
@@ -157,7 +165,10 @@ struct ConvBackward {
     const Floats<kWidth> sums = window.sum(weights, newest, behind);
     Floats<kWidth> g = to_floats(grad);
 #pragma unroll
-    for (int c = 0; c < kWidth; ++c) g[c] *= Silu::slope(sums[c]).derivative;
+    for (int c = 0; c < kWidth; ++c) {
+      g[c] *= Silu::slope(sums[c]).derivative;
+      if (is_own) of_bias[c] += g[c];
+    }
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) {
       const int slot = slot_of<kTaps>(newest, i);
@@ -185,7 +196,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* x = static_cast<const T*>(p.call.x) + channel;
   const T* grad = static_cast<const T*>(p.grad) + channel;
   T* grad_x = static_cast<T*>(p.grad_x) + channel;
-  const ConvWeights<kTaps, kWidth> weights(p.call.weight, channel, p.call.taps);
+  const ConvWeights<kTaps, kWidth> weights(p.call, channel);
   SequenceWalk walk(p.sequences, first);
   ConvBackward<T, kWidth, kTaps> state;
   state.window.fill(x, channels, first, walk.begin);
@@ -215,6 +226,8 @@ __global__ void __launch_bounds__(kThreads)
       oldest = {};
     }
   }
+  if (p.bias_partials != nullptr)
+    store(p.bias_partials + blockIdx.x * channels + channel, state.of_bias);
   if (p.partials == nullptr) return;
   const int taps = p.call.taps;
   float* to = p.partials + (blockIdx.x * channels + channel) * taps;
@@ -249,7 +262,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool is_first = *start == 0;
   const T* x = static_cast<const T*>(call.x);
   for (int64_t t = blockIdx.y; t < call.tokens; t += gridDim.y) {
-    float sum = 0;
+    float sum = call.bias == nullptr ? 0.0F : call.bias[channel];
     for (int i = 0; i < call.taps; ++i) {
       const int64_t token = t - call.taps + 1 + i;
       if (token < 0 && is_first) continue;
@@ -320,11 +333,13 @@ void launch_short_conv_backward(const ConvRows& call, const ConvSequences& seque
   const int part = static_cast<int>(divide_up(call.tokens, conv_parts(call.tokens)));
   const int parts = static_cast<int>(divide_up(call.tokens, part));
   const bool has_weight = grads.weight.sums != nullptr;
+  const bool has_bias = grads.bias.sums != nullptr;
   const ConvBackwardParams params = {.call = call,
                                      .sequences = sequences,
                                      .grad = grads.y,
                                      .grad_x = grads.x,
                                      .partials = has_weight ? grads.partials : nullptr,
+                                     .bias_partials = has_bias ? grads.bias_partials : nullptr,
                                      .part = part};
   with_taps(call, vectors, [&]<typename T, int kWidth, int kTaps>() {
     const dim3 blocks(static_cast<unsigned>(parts), channel_blocks(call, kWidth));
@@ -332,6 +347,7 @@ void launch_short_conv_backward(const ConvRows& call, const ConvSequences& seque
   });
   if (has_weight)
     launch_add_partials(grads.weight, grads.partials, parts, call.channels * call.taps, stream);
+  if (has_bias) launch_add_partials(grads.bias, grads.bias_partials, parts, call.channels, stream);
 }
 
 void launch_short_conv_cached(const ConvRows& call, const int32_t* start, void* y, void* state,

@@ -20,12 +20,15 @@ struct ChannelBlock {
   int64_t count;
   int64_t taps;
   float weights[kMaxTaps][kChannels];  // turned: neighbours are channels
+  float bias[kChannels] = {};
 
-  ChannelBlock(const Tensor& from, const Tensor& weight, int64_t first)
+  /// `biases`: of all channels, or null.
+  ChannelBlock(const Tensor& from, const Tensor& weight, const float* biases, int64_t first)
       : x(from.as<T>() + first),
         stride(from.shape[1]),
         count(std::min(kChannels, stride - first)),
         taps(weight.shape[1]) {
+    if (biases != nullptr) std::copy_n(biases + first, count, bias);
     const float* w = weight.as<float>() + first * taps;
     for (int64_t i = 0; i < taps; ++i) {
       for (int64_t c = 0; c < count; ++c) weights[i][c] = w[c * taps + i];
@@ -40,7 +43,7 @@ struct ChannelBlock {
 
   template <typename Lanes>
   simd::Vec sum_at(int64_t t, int64_t begin, int64_t c, Lanes lanes) const {
-    simd::Vec sum{};
+    simd::Vec sum = simd::load(bias + c, lanes);
     for (int64_t i = first_tap(t, begin); i < taps; ++i) {
       sum += simd::load(weights[i] + c, lanes) * simd::load(x + token_of(t, i) * stride + c, lanes);
     }
@@ -48,18 +51,23 @@ struct ChannelBlock {
   }
 };
 
+template <typename Op>
+const float* bias_of(const Op& op, const Args<Op>& args) {
+  return op.biased() ? args.in(Op::kBias).template as<float>() : nullptr;
+}
+
 int64_t num_blocks(const Tensor& x) {
   return (x.shape[1] + kChannels - 1) / kChannels;
 }
 
 template <typename T>
-void convolve(const Args<ShortConv>& args, std::span<const int32_t> bounds) {
+void convolve(const ShortConv& op, const Args<ShortConv>& args, std::span<const int32_t> bounds) {
   const Tensor& x = args.in(ShortConv::kX);
   T* out = args.out(ShortConv::kY).as<T>();
   const int64_t blocks = num_blocks(x);
 #pragma omp parallel for schedule(static)
   for (int64_t b = 0; b < blocks; ++b) {
-    const ChannelBlock<T> block(x, args.in(ShortConv::kWeight), b * kChannels);
+    const ChannelBlock<T> block(x, args.in(ShortConv::kWeight), bias_of(op, args), b * kChannels);
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
       for (int64_t t = bounds[s]; t < bounds[s + 1]; ++t) {
         T* y = out + t * block.stride + b * kChannels;
@@ -76,6 +84,8 @@ void convolve(const Args<ShortConv>& args, std::span<const int32_t> bounds) {
 struct BlockGrads {
   float sums[kMaxTaps][kChannels];  // of token t in row t mod taps
   float weights[kMaxTaps][kChannels] = {};
+  float bias[kChannels] = {};
+  bool has_bias = false;
 };
 
 /// Of token t in [begin, end), of which those behind it were seen.
@@ -90,6 +100,7 @@ void convolve_backward_at(const ChannelBlock<T>& block, int64_t t, int64_t begin
     const simd::Vec g =
         simd::load(grad + t * block.stride + c, lanes) * (gate * (1.0F + sum * (1.0F - gate)));
     simd::store(own + c, g, lanes);
+    if (grads.has_bias) simd::store(grads.bias + c, simd::load(grads.bias + c, lanes) + g, lanes);
     for (int64_t i = block.first_tap(t, begin); i < taps; ++i) {
       const simd::Vec x = simd::load(block.x + block.token_of(t, i) * block.stride + c, lanes);
       simd::store(grads.weights[i] + c, simd::load(grads.weights[i] + c, lanes) + g * x, lanes);
@@ -106,23 +117,29 @@ void convolve_backward_at(const ChannelBlock<T>& block, int64_t t, int64_t begin
 }
 
 template <typename T>
-void convolve_backward(const Args<ShortConvBackward>& args, std::span<const int32_t> bounds) {
+void convolve_backward(const ShortConvBackward& op, const Args<ShortConvBackward>& args,
+                       std::span<const int32_t> bounds) {
   using Op = ShortConvBackward;
   const Tensor& x = args.in(Op::kX);
   const T* grad = args.in(Op::kGrad).as<T>();
   T* grad_x = args.out(Op::kGradX).as<T>();
   float* grad_weight = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
+  float* grad_bias =
+      op.biased() && args.out(Op::kGradBias) ? args.out(Op::kGradBias).as<float>() : nullptr;
   const int64_t blocks = num_blocks(x);
 #pragma omp parallel for schedule(static)
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t first = b * kChannels;
-    const ChannelBlock<T> block(x, args.in(Op::kWeight), first);
+    const ChannelBlock<T> block(x, args.in(Op::kWeight), bias_of(op, args), first);
     BlockGrads grads;
+    grads.has_bias = grad_bias != nullptr;
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
       for (int64_t t = bounds[s + 1] - 1; t >= bounds[s]; --t)
         convolve_backward_at(block, t, bounds[s], bounds[s + 1], grad + first, grad_x + first,
                              grads);
     }
+    for (int64_t c = 0; grad_bias != nullptr && c < block.count; ++c)
+      grad_bias[first + c] += grads.bias[c];
     if (grad_weight == nullptr) continue;
     for (int64_t c = 0; c < block.count; ++c) {
       for (int64_t i = 0; i < block.taps; ++i)
@@ -135,27 +152,28 @@ void short_conv(const ShortConv& op, const Args<ShortConv>& args) {
   const Tensor& x = args.in(ShortConv::kX);
   const auto bounds = args.in(ShortConv::kCuSeqlens).span<int32_t>();
   check_cu_seqlens(op, bounds, x.shape[0]);
-  with_storage(x.dtype, [&](auto storage) { convolve<decltype(storage)>(args, bounds); });
+  with_storage(x.dtype, [&](auto storage) { convolve<decltype(storage)>(op, args, bounds); });
 }
 
 void short_conv_backward(const ShortConvBackward& op, const Args<ShortConvBackward>& args) {
   const Tensor& x = args.in(ShortConvBackward::kX);
   const auto bounds = args.in(ShortConvBackward::kCuSeqlens).span<int32_t>();
   check_cu_seqlens(op, bounds, x.shape[0]);
-  with_storage(x.dtype, [&](auto storage) { convolve_backward<decltype(storage)>(args, bounds); });
+  with_storage(x.dtype,
+               [&](auto storage) { convolve_backward<decltype(storage)>(op, args, bounds); });
 }
 
 /// Tokens before the first given one are rows of the state, its last being the nearest; null where
 /// there is none.
 template <typename T>
-void convolve_cached(const Args<ShortConvCached>& args, const T* state) {
+void convolve_cached(const ShortConvCached& op, const Args<ShortConvCached>& args, const T* state) {
   const Tensor& x = args.in(ShortConvCached::kX);
   T* out = args.out(ShortConvCached::kY).as<T>();
   const int64_t blocks = num_blocks(x);
 #pragma omp parallel for schedule(static)
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t first = b * kChannels;
-    const ChannelBlock<T> block(x, args.in(ShortConvCached::kWeight), first);
+    const ChannelBlock<T> block(x, args.in(ShortConvCached::kWeight), bias_of(op, args), first);
     for (int64_t t = 0; t < x.shape[0]; ++t) {
       T* y = out + t * block.stride + first;
       simd::for_each_vector(block.count, [&](int64_t c, auto lanes) {
@@ -189,7 +207,7 @@ void move_on(const Tensor& x, const Tensor& state, bool is_first) {
   }
 }
 
-void short_conv_cached(const ShortConvCached& /*op*/, const Args<ShortConvCached>& args) {
+void short_conv_cached(const ShortConvCached& op, const Args<ShortConvCached>& args) {
   using Op = ShortConvCached;
   const Tensor& x = args.in(Op::kX);
   if (x.shape[0] == 0) return;
@@ -197,7 +215,7 @@ void short_conv_cached(const ShortConvCached& /*op*/, const Args<ShortConvCached
   const bool is_first = *args.in(Op::kStart).as<int32_t>() == 0;
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
-    convolve_cached<T>(args, is_first ? nullptr : state.as<T>());
+    convolve_cached<T>(op, args, is_first ? nullptr : state.as<T>());
     move_on<T>(x, state, is_first);
   });
 }

@@ -6,7 +6,7 @@ namespace tessera {
 namespace {
 
 template <typename Op>
-cuda::ConvRows describe(const Args<Op>& args) {
+cuda::ConvRows describe(const Op& op, const Args<Op>& args) {
   const Tensor& x = args.in(Op::kX);
   const Tensor& weight = args.in(Op::kWeight);
   return {.dtype = x.dtype,
@@ -14,7 +14,8 @@ cuda::ConvRows describe(const Args<Op>& args) {
           .channels = x.shape[1],
           .taps = static_cast<int>(weight.shape[1]),
           .x = x.data,
-          .weight = weight.template as<float>()};
+          .weight = weight.template as<float>(),
+          .bias = op.biased() ? args.in(Op::kBias).template as<float>() : nullptr};
 }
 
 template <typename Op>
@@ -23,31 +24,39 @@ cuda::ConvSequences sequences_of(const Args<Op>& args) {
   return {.bounds = bounds.template as<int32_t>(), .count = static_cast<int>(bounds.shape[0] - 1)};
 }
 
-void short_conv(const ShortConv& /*op*/, const Args<ShortConv>& args) {
-  cuda::launch_short_conv(describe(args), sequences_of(args), args.out(ShortConv::kY).data,
+void short_conv(const ShortConv& op, const Args<ShortConv>& args) {
+  cuda::launch_short_conv(describe(op, args), sequences_of(args), args.out(ShortConv::kY).data,
                           cuda::stream_of(args));
 }
 
-void short_conv_backward(const ShortConvBackward& /*op*/, const Args<ShortConvBackward>& args) {
+void short_conv_backward(const ShortConvBackward& op, const Args<ShortConvBackward>& args) {
   using Op = ShortConvBackward;
-  cuda::launch_short_conv_backward(describe(args), sequences_of(args),
-                                   {.y = args.in(Op::kGrad).data,
-                                    .x = args.out(Op::kGradX).data,
-                                    .weight = cuda::accumulator_of(args, args.out(Op::kGradWeight)),
-                                    .partials = reinterpret_cast<float*>(args.workspace.data())},
-                                   cuda::stream_of(args));
+  const cuda::ConvRows call = describe(op, args);
+  auto* const partials = reinterpret_cast<float*>(args.workspace.data());
+  cuda::Accumulator bias;
+  if (op.biased()) bias = cuda::accumulator_of(args, args.out(Op::kGradBias));
+  cuda::launch_short_conv_backward(
+      call, sequences_of(args),
+      {.y = args.in(Op::kGrad).data,
+       .x = args.out(Op::kGradX).data,
+       .weight = cuda::accumulator_of(args, args.out(Op::kGradWeight)),
+       .bias = bias,
+       .partials = partials,
+       .bias_partials = partials + cuda::conv_parts(call.tokens) * call.channels * call.taps},
+      cuda::stream_of(args));
 }
 
-void short_conv_cached(const ShortConvCached& /*op*/, const Args<ShortConvCached>& args) {
+void short_conv_cached(const ShortConvCached& op, const Args<ShortConvCached>& args) {
   using Op = ShortConvCached;
-  cuda::launch_short_conv_cached(describe(args), args.in(Op::kStart).as<int32_t>(),
+  cuda::launch_short_conv_cached(describe(op, args), args.in(Op::kStart).as<int32_t>(),
                                  args.out(Op::kY).data, args.out(Op::kState).data,
                                  cuda::stream_of(args));
 }
 
-int64_t backward_workspace(const ShortConvBackward& /*op*/, std::span<const ValueType> inputs) {
+int64_t backward_workspace(const ShortConvBackward& op, std::span<const ValueType> inputs) {
+  const int64_t bias = op.biased() ? inputs[ShortConvBackward::kBias].num_bytes() : 0;
   return cuda::conv_parts(inputs[ShortConvBackward::kX].shape[0]) *
-         inputs[ShortConvBackward::kWeight].num_bytes();
+         (inputs[ShortConvBackward::kWeight].num_bytes() + bias);
 }
 
 }  // namespace

@@ -10,18 +10,23 @@ namespace {
 class ShortConvCuda : public testing::GpuTest {
  protected:
   void check(int64_t channels, int64_t taps, const std::vector<int32_t>& bounds,
-             testing::GpuCheck how = {}) const {
+             testing::GpuCheck how = {}, bool biased = false) const {
     SCOPED_TRACE(fmt::format("{} channels, {} taps, {} tokens", channels, taps, bounds.back()));
     const OwnedTensor ends = testing::tensor_of_i32({std::ssize(bounds)}, bounds);
     how.values = {{"cu_seqlens", ends}};
     how.tolerance_f32 = 1e-4;  // gradients are sums that may nearly vanish
     testing::check_operator_on_gpu(
-        make_short_conv(),
+        make_short_conv(biased),
         [&](DType dtype) -> testing::OperatorInputs {
-          return {{"x", "w", "cu_seqlens"},
-                  {{dtype, {bounds.back(), channels}},
-                   {DType::kF32, {channels, taps}},
-                   {DType::kI32, ends.get().shape}}};
+          testing::OperatorInputs inputs = {{"x", "w", "cu_seqlens"},
+                                            {{dtype, {bounds.back(), channels}},
+                                             {DType::kF32, {channels, taps}},
+                                             {DType::kI32, ends.get().shape}}};
+          if (biased) {
+            inputs.names.emplace_back("w_bias");
+            inputs.types.push_back({DType::kF32, {channels}});
+          }
+          return inputs;
         },
         {0}, cpu(), gpu(), how);
   }
@@ -36,6 +41,13 @@ TEST_F(ShortConvCuda, Shapes) {
   check(130, 2, {0, 7, 9});
   check(64, 1, {0, 6});
   check(72, 3, {0, 64});
+}
+
+TEST_F(ShortConvCuda, Biases) {
+  check(5, 4, {0, 0}, {}, true);
+  check(17, 4, {0, 3, 3, 4, 20}, {}, true);
+  check(264, 4, {0, 15, 16, 17, 33, 100}, {}, true);
+  check(70, 16, {0, 5, 40}, {}, true);
 }
 
 TEST_F(ShortConvCuda, ManyTaps) {
@@ -60,10 +72,14 @@ TEST_F(ShortConvCuda, GoesOnFromAState) {
       Random random(3, 0);
       const OwnedTensor x = testing::random_tensor(dtype, {kTokens, kChannels}, random);
       const OwnedTensor weight = testing::random_tensor(DType::kF32, {kChannels, taps}, random);
+      const OwnedTensor bias = testing::random_tensor(DType::kF32, {kChannels}, random);
+      const bool biased = taps == 4;
       const OwnedTensor ends = testing::tensor_of_i32({2}, {0, kTokens});
       const OwnedTensor whole(dtype, {kTokens, kChannels}, "y");
-      testing::run_kernel(ShortConv(), cpu(), std::vector<Tensor>{x, weight, ends},
-                          std::vector<Tensor>{whole});
+      std::vector<Tensor> of_all = {x, weight, ends};
+      if (biased) of_all.push_back(bias);
+      testing::run_kernel(ShortConv(biased), cpu(), of_all, std::vector<Tensor>{whole});
+      const OwnedTensor bias_on_gpu = testing::copy_to(gpu(), bias);
       const OwnedTensor on_gpu = testing::copy_to(gpu(), x);
       const OwnedTensor weight_on_gpu = testing::copy_to(gpu(), weight);
       const OwnedTensor garbage(dtype, {taps, kChannels});
@@ -79,9 +95,9 @@ TEST_F(ShortConvCuda, GoesOnFromAState) {
         const OwnedTensor start =
             testing::copy_to(gpu(), testing::tensor_of_i32({1}, {static_cast<int32_t>(steps[i])}));
         const OwnedTensor y(dtype, {count, kChannels}, "y", gpu().device());
-        testing::run_kernel(ShortConvCached(), gpu(),
-                            std::vector<Tensor>{rows, weight_on_gpu, start},
-                            std::vector<Tensor>{y, state});
+        std::vector<Tensor> in = {rows, weight_on_gpu, start};
+        if (biased) in.push_back(bias_on_gpu);
+        testing::run_kernel(ShortConvCached(biased), gpu(), in, std::vector<Tensor>{y, state});
         const auto actual = testing::to_doubles(testing::copy_to_host(gpu(), y));
         const auto expected = testing::to_doubles(whole);
         for (size_t j = 0; j < actual.size(); ++j) {

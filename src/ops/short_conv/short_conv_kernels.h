@@ -13,6 +13,7 @@ struct ConvRows {
   int taps;
   const void* x;
   const float* weight;
+  const float* bias;  ///< or null
 };
 /// Sequence s is the rows bounds[s] to bounds[s + 1].
 struct ConvSequences {
@@ -29,7 +30,9 @@ struct ConvGrads {
   const void* y;
   void* x;
   Accumulator weight;
-  float* partials;  ///< [conv_parts, channels, taps]
+  Accumulator bias;
+  float* partials;       ///< [conv_parts, channels, taps]
+  float* bias_partials;  ///< [conv_parts, channels]
 };
 void launch_short_conv_backward(const ConvRows& call, const ConvSequences& sequences,
                                 const ConvGrads& grads, cudaStream_t stream);

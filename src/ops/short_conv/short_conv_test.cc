@@ -19,6 +19,7 @@ struct ConvCase {
   int64_t channels = 1;
   int64_t taps = 4;
   std::vector<int32_t> bounds;
+  bool biased = false;
 };
 
 KernelTable kernels() {
@@ -30,20 +31,25 @@ KernelTable kernels() {
 std::vector<TestInput> make_inputs(const ConvCase& c, DType dtype) {
   Random random(3, 0);
   const int64_t tokens = c.bounds.back();
-  return list_inputs(
+  auto inputs = list_inputs(
       TestInput{random_tensor(dtype, {tokens, c.channels}, random), Role::kValue, "x"},
       TestInput{random_tensor(DType::kF32, {c.channels, c.taps}, random), Role::kWeight, "w"},
       TestInput{testing::tensor_of_i32({std::ssize(c.bounds)}, c.bounds), Role::kConstant, "ends"});
+  if (c.biased)
+    inputs.push_back({random_tensor(DType::kF32, {c.channels}, random), Role::kWeight, "bias"});
+  return inputs;
 }
 
 std::vector<double> convolve_plainly(const ConvCase& c, const std::vector<TestInput>& inputs) {
   const auto x = testing::to_doubles(inputs[0].tensor);
   const auto w = testing::to_doubles(inputs[1].tensor);
+  std::vector<double> bias(c.channels);
+  if (c.biased) bias = testing::to_doubles(inputs[ShortConv::kBias].tensor);
   std::vector<double> y(x.size());
   for (size_t s = 0; s + 1 < c.bounds.size(); ++s) {
     for (int64_t t = c.bounds[s]; t < c.bounds[s + 1]; ++t) {
       for (int64_t ch = 0; ch < c.channels; ++ch) {
-        double sum = 0;
+        double sum = bias[ch];
         for (int64_t i = 0; i < c.taps; ++i) {
           const int64_t from = t - c.taps + 1 + i;
           if (from >= c.bounds[s]) sum += w[ch * c.taps + i] * x[from * c.channels + ch];
@@ -61,7 +67,7 @@ TEST_P(ShortConvCases, EqualsThePlainSum) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const auto inputs = make_inputs(GetParam(), dtype);
     const auto expected = convolve_plainly(GetParam(), inputs);
-    const auto out = testing::run_operator(ShortConv(), kernels(), inputs);
+    const auto out = testing::run_operator(ShortConv(GetParam().biased), kernels(), inputs);
     const auto actual = testing::to_doubles(out[0]);
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t i = 0; i < actual.size(); ++i) {
@@ -72,14 +78,17 @@ TEST_P(ShortConvCases, EqualsThePlainSum) {
 }
 
 TEST_P(ShortConvCases, GradientsMatchFiniteDifferences) {
-  testing::check_gradients(make_short_conv(), kernels(), make_inputs(GetParam(), DType::kF32));
+  testing::check_gradients(make_short_conv(GetParam().biased), kernels(),
+                           make_inputs(GetParam(), DType::kF32));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ShortConvCases,
                          ::testing::Values(ConvCase{5, 4, {0, 0}}, ConvCase{3, 4, {0, 1}},
                                            ConvCase{17, 4, {0, 3, 3, 4, 20}},
                                            ConvCase{130, 2, {0, 7, 9}}, ConvCase{64, 1, {0, 6}},
-                                           ConvCase{70, 16, {0, 5, 40}}));
+                                           ConvCase{70, 16, {0, 5, 40}},
+                                           ConvCase{5, 4, {0, 0}, true},
+                                           ConvCase{70, 4, {0, 3, 3, 4, 20}, true}));
 
 /// Runs rows [begin, end) of x behind those before them.
 OwnedTensor go_on(const std::vector<TestInput>& inputs, int64_t begin, int64_t end,
@@ -88,19 +97,22 @@ OwnedTensor go_on(const std::vector<TestInput>& inputs, int64_t begin, int64_t e
   const OwnedTensor y(x.dtype, {end - begin, x.shape[1]}, "y");
   const OwnedTensor start = testing::tensor_of_i32({1}, {static_cast<int32_t>(begin)});
   const Tensor rows{x.as<float>() + begin * x.shape[1], x.dtype, {end - begin, x.shape[1]}};
-  const std::vector<Tensor> in = {rows, inputs[1].tensor, start};
+  const bool biased = inputs.size() > ShortConv::kBias;
+  std::vector<Tensor> in = {rows, inputs[1].tensor, start};
+  if (biased) in.push_back(inputs[ShortConv::kBias].tensor);
   const std::vector<Tensor> out = {y, state};
   const KernelTable table = kernels();
-  table.at("short_conv_cached")(ShortConvCached(), {.inputs = in, .outputs = out, .workspace = {}});
+  table.at("short_conv_cached")(ShortConvCached(biased),
+                                {.inputs = in, .outputs = out, .workspace = {}});
   return testing::tensor_of(y.get().shape,
                             {y.get().as<float>(), y.get().as<float>() + y.get().num_elements()});
 }
 
 TEST(ShortConv, GoesOnFromAState) {
   for (const int64_t taps : {1, 2, 4, 7}) {
-    const ConvCase c{70, taps, {0, 12}};
+    const ConvCase c{70, taps, {0, 12}, taps == 4};
     const auto inputs = make_inputs(c, DType::kF32);
-    const auto whole = testing::run_operator(ShortConv(), kernels(), inputs);
+    const auto whole = testing::run_operator(ShortConv(c.biased), kernels(), inputs);
     const OwnedTensor state = testing::tensor_of(
         {taps, 70}, std::vector<float>(taps * 70, std::numeric_limits<float>::quiet_NaN()));
     const std::vector<int64_t> steps = {0, 1, 2, 7, 8, 12};
