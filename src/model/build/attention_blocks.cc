@@ -62,7 +62,9 @@ int64_t context_length(const LayerBuilder& builder) {
   return shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
 }
 
+/// Of a model whose heads are rotated.
 RotarySpec rotary_spec(const ModelConfig& config, int64_t context) {
+  if (config.rotary_dim() == 0) return {};
   return {.head_size = config.head_dim(),
           .interleaved = config.rope.interleaved,
           .inverse_frequencies = inverse_frequencies(config.rope, config.rotary_dim(), context),
@@ -115,7 +117,7 @@ ValueId build_spread_norm(LayerBuilder& builder, const AttentionShare& share,
 /// Whether heads are normed as they are rotated.
 bool norms_in_rotation(const ModelConfig& config) {
   return config.qk_norm == QkNorm::kHead && !config.norm_after_rotation &&
-         config.head_dim() <= NormRope::kMaxHeadSize;
+         config.rotary_dim() > 0 && config.head_dim() <= NormRope::kMaxHeadSize;
 }
 
 /// Elements of all query or key heads of a token.
@@ -162,6 +164,7 @@ ValueId build_normed_rotation(LayerBuilder& builder, const std::string& name, Va
 /// unless ranks exchange heads: the queries' exchange then begins before the keys are there.
 void rotate(LayerBuilder& builder, const AttentionShare& share, RotarySpec rotary,
             QueryKeyValue& x) {
+  if (builder.config.rotary_dim() == 0) return;
   if (norms_in_rotation(builder.config)) {
     x.q = build_normed_rotation(builder, "q", x.q, rotary, share.num_heads);
     x.k = build_normed_rotation(builder, "k", x.k, rotary, share.num_kv_heads);
@@ -432,7 +435,7 @@ ValueId attend(LayerBuilder& builder, const AttentionShare& share, const QueryKe
 ValueId build_attention(LayerBuilder& builder, ValueId normed) {
   const ModelConfig& config = builder.config;
   const AttentionShare share = attention_share(builder);
-  builder.port(Port::kPositions);
+  if (config.rotary_dim() > 0) builder.port(Port::kPositions);
   const RotarySpec rotary = rotary_spec(config, context_length(builder));
   const QueryKeyValue x = config.is_latent() ? build_latent(builder, share, normed, rotary)
                                              : build_standard(builder, share, normed, rotary);

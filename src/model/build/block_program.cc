@@ -23,8 +23,10 @@ ValueId add_block(LayerBuilder& builder, LayerBlock block, ValueId normed) {
 
 ModelProgram build_block(const ModelConfig& config, LayerBlock block, LayerKind kind,
                          const BatchShape& shape, const StageGroups& groups) {
-  ensure(block == LayerBlock::kAttention || kind.moe == (block == LayerBlock::kMoe),
-         "a {} has no such block", layer_kind_name(kind));
+  const bool has_block = block == LayerBlock::kAttention
+                             ? !kind.no_mixer
+                             : !kind.no_mlp && kind.moe == (block == LayerBlock::kMoe);
+  ensure(has_block, "a {} has no such block", layer_kind_name(kind));
   ModelProgram result{.forward = Program("block")};
   LayerBuilder builder{config, kind, shape, groups, result};
   const ValueId out = add_block(builder, block, builder.port(Port::kHidden));

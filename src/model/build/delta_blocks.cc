@@ -1,6 +1,7 @@
 #include "model/build/delta_blocks.h"
 
 #include "model/build/attention_blocks.h"
+#include "model/build/mamba_blocks.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_norm.h"
@@ -107,7 +108,8 @@ ValueId build_delta(LayerBuilder& builder, ValueId normed) {
 }
 
 ValueId build_mixer(LayerBuilder& builder, ValueId normed) {
-  return builder.kind.delta ? build_delta(builder, normed) : build_attention(builder, normed);
+  if (builder.kind.delta) return build_delta(builder, normed);
+  return builder.kind.mamba ? build_mamba(builder, normed) : build_attention(builder, normed);
 }
 
 }  // namespace tessera

@@ -9,7 +9,7 @@ namespace tessera {
 /// group have some heads each. With the builder's cache tokens go on from earlier ones' states.
 ValueId build_delta(LayerBuilder& builder, ValueId normed);
 
-/// The block of the layer's kind: that one, or attention.
+/// The block of the layer's kind: that one, Mamba-2's, or attention. REQUIRES a mixer.
 ValueId build_mixer(LayerBuilder& builder, ValueId normed);
 
 }  // namespace tessera

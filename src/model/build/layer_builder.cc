@@ -140,19 +140,25 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
           tp, kv, nearest_divisors(kv, tp));
 }
 
-void check_delta(const ModelConfig& config, const StageGroups& groups) {
-  if (config.delta_layers.empty()) return;
-  require(
-      groups.token_ranks() == groups.tp->size(),
-      "parallel.cp is {}, but the layers of model.delta_layers hand a state from token to token; "
-      "set parallel.cp to 1",
-      groups.token_ranks() / groups.tp->size());
-  if (groups.tp->size() == 1) return;
+/// Of layers whose mixers hand a state from token to token.
+void check_states(const ModelConfig& config, const StageGroups& groups) {
+  if (!config.has_states()) return;
+  const char* layers = config.delta_layers.empty() ? "model.mamba_layers" : "model.delta_layers";
+  const int64_t tp = groups.tp->size();
+  require(groups.token_ranks() == tp,
+          "parallel.cp is {}, but the layers of {} hand a state from token to token; set "
+          "parallel.cp to 1",
+          groups.token_ranks() / tp, layers);
+  if (tp == 1) return;
   require(!groups.policy.replicated_attention,
           "parallel.attention spreads sequences over the ranks of parallel.tp, but the layers of "
-          "model.delta_layers hand a state from token to token; spread heads instead");
-  check_divides(groups.tp->size(), config.delta.num_key_heads, "parallel.tp",
-                "delta.num_key_heads");
+          "{} hand a state from token to token; spread heads instead",
+          layers);
+  if (!config.delta_layers.empty())
+    check_divides(tp, config.delta.num_key_heads, "parallel.tp", "delta.num_key_heads");
+  if (!config.mamba_layers.empty())
+    check_divides(tp, config.mamba.num_groups, "parallel.tp",
+                  "mamba.num_groups, whose norms each are of one rank,");
 }
 
 void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
@@ -219,7 +225,7 @@ void check_expert_shares(const ModelConfig& config, const StageGroups& groups) {
 void check_shares(const ModelConfig& config, const BatchShape& shape, const StageGroups& groups) {
   share_tokens(shape, groups);
   check_tensor_parallel(config, groups);
-  check_delta(config, groups);
+  check_states(config, groups);
   check_head_exchange(config, groups);
   check_expert_shares(config, groups);
 }

@@ -115,7 +115,16 @@ namespace {
 
 const char* mixer_name(LayerKind kind) {
   if (kind.delta) return "delta_";
+  if (kind.mamba) return "mamba_";
+  if (kind.no_mixer) return "";
+  if (kind.no_mlp && !kind.window) return "attention_";
   return kind.window ? "window_" : "";
+}
+
+const char* mlp_name(LayerKind kind) {
+  if (kind.no_mlp) return "only_";
+  if (kind.no_mixer) return kind.moe ? "moe_only_" : "mlp_only_";
+  return kind.moe ? "moe_" : "dense_";
 }
 
 }  // namespace
@@ -131,8 +140,7 @@ std::vector<ValueId> frozen_weights(const ModelProgram& program) {
 }
 
 std::string layer_kind_name(LayerKind kind) {
-  return fmt::format("{}{}{}_layer", kind.mtp ? "mtp_" : "", mixer_name(kind),
-                     kind.moe ? "moe" : "dense");
+  return fmt::format("{}{}{}layer", kind.mtp ? "mtp_" : "", mixer_name(kind), mlp_name(kind));
 }
 
 ModelProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
@@ -145,17 +153,21 @@ ModelProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchS
   const auto norm = [&](const char* name, ValueId x) {
     return builder.norm(name, x, config.hidden_size, config.norm_eps);
   };
-  const ValueId start = kind.mtp ? join_embedding(builder) : hidden;
   const auto scaled = [&](ValueId x, const char* name) {
     return build_scaled(program, x, config.residual_multiplier, name);
   };
-  const ValueId attention = scaled(build_mixer(builder, norm("attn_norm", start)), "attn_scaled");
-  const ValueId middle = program.add1(make_add(), {start, attention}, "hidden_mid");
-  const ValueId normed = norm("mlp_norm", middle);
-  const ValueId mlp = kind.moe ? build_moe(builder, normed)
-                               : build_mlp(builder, "mlp", normed, config.dense_inner_size());
-  layer.ports.set(Port::kHiddenOut,
-                  program.add1(make_add(), {middle, scaled(mlp, "mlp_scaled")}, "hidden_out"));
+  ValueId state = kind.mtp ? join_embedding(builder) : hidden;
+  if (!kind.no_mixer) {
+    const ValueId mixed = scaled(build_mixer(builder, norm("attn_norm", state)), "attn_scaled");
+    state = program.add1(make_add(), {state, mixed}, kind.no_mlp ? "hidden_out" : "hidden_mid");
+  }
+  if (!kind.no_mlp) {
+    const ValueId normed = norm("mlp_norm", state);
+    const ValueId mlp = kind.moe ? build_moe(builder, normed)
+                                 : build_mlp(builder, "mlp", normed, config.dense_inner_size());
+    state = program.add1(make_add(), {state, scaled(mlp, "mlp_scaled")}, "hidden_out");
+  }
+  layer.ports.set(Port::kHiddenOut, state);
   builder.sum_residuals_first();
   finish_ports(program, layer.ports, builder.context());
   return layer;

@@ -26,8 +26,8 @@ struct ModelProgram {
 /// The program's weights that training leaves as they are.
 std::vector<ValueId> frozen_weights(const ModelProgram& program);
 
-/// "moe_layer", "dense_layer", "window_moe_layer", "delta_moe_layer" and so on; "mtp_" before those
-/// of multi-token prediction.
+/// "moe_layer", "dense_layer", "window_moe_layer", "delta_moe_layer", "mamba_only_layer" and so on;
+/// "mtp_" before those of multi-token prediction.
 std::string layer_kind_name(LayerKind kind);
 
 /// Builds the program of the layers of one kind. What an MoE layer gives of its losses and counts

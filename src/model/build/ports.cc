@@ -93,14 +93,21 @@ ValueType value_cache_type(const Context& c) {
 int64_t num_states(const Context& c) {
   return c.cache && c.cache->is_paged() ? c.cache->num_slots : 1;
 }
-ValueType conv_state_type(const Context& c, int64_t width) {
-  return {c.shape.dtype, {num_states(c) * c.config.delta.conv_size, width}};
-}
 ValueType key_conv_type(const Context& c) {
-  return conv_state_type(c, c.config.delta.keys());
+  const DeltaConfig& delta = c.config.delta;
+  const MambaConfig& mamba = c.config.mamba;
+  return c.kind.mamba ? ValueType{c.shape.dtype, {mamba.conv_size, mamba.states()}}
+                      : ValueType{c.shape.dtype, {num_states(c) * delta.conv_size, delta.keys()}};
 }
 ValueType value_conv_type(const Context& c) {
-  return conv_state_type(c, c.config.delta.values());
+  const DeltaConfig& delta = c.config.delta;
+  const MambaConfig& mamba = c.config.mamba;
+  return c.kind.mamba ? ValueType{c.shape.dtype, {mamba.conv_size, mamba.inner()}}
+                      : ValueType{c.shape.dtype, {num_states(c) * delta.conv_size, delta.values()}};
+}
+ValueType scan_states_type(const Context& c) {
+  const MambaConfig& mamba = c.config.mamba;
+  return {DType::kF32, {mamba.num_heads * mamba.state_size, mamba.head_size}};
 }
 ValueType delta_states_type(const Context& c) {
   const DeltaConfig& delta = c.config.delta;
@@ -111,7 +118,13 @@ bool in_layers(const Context& c) {
   return c.role == ProgramRole::kLayer;
 }
 bool in_attention(const Context& c) {
-  return in_layers(c) && !c.kind.delta;
+  return in_layers(c) && c.kind.attends();
+}
+bool in_rotated(const Context& c) {
+  return in_attention(c) && c.config.rotary_dim() > 0;
+}
+bool in_mixers(const Context& c) {
+  return in_layers(c) && !c.kind.no_mixer;
 }
 bool in_cached(const Context& c) {
   return in_layers(c) && c.cache.has_value();
@@ -121,6 +134,12 @@ bool in_cached_attention(const Context& c) {
 }
 bool in_cached_delta(const Context& c) {
   return in_cached(c) && c.kind.delta;
+}
+bool in_cached_mamba(const Context& c) {
+  return in_cached(c) && c.kind.mamba;
+}
+bool in_cached_recurrence(const Context& c) {
+  return in_cached_delta(c) || in_cached_mamba(c);
 }
 bool in_paged(const Context& c) {
   return in_cached_attention(c) && c.cache->is_paged();
@@ -132,10 +151,10 @@ bool in_lengths(const Context& c) {
   return in_cached_attention(c) || in_slots(c);
 }
 bool in_contiguous(const Context& c) {
-  return in_cached(c) && !c.cache->is_paged();
+  return in_cached(c) && in_mixers(c) && !c.cache->is_paged();
 }
 bool in_packed(const Context& c) {
-  return in_layers(c) && !c.cache;
+  return in_mixers(c) && !c.cache;
 }
 bool in_bounded(const Context& c) {
   return in_packed(c) || in_paged(c) || in_slots(c);
@@ -201,8 +220,7 @@ constexpr auto kOut = PortUse::kOutput;
 
 constexpr PortRule kRules[] = {
     {Port::kHidden, "hidden", kIn, "hidden states of own tokens", hidden_type, not_in_embedding},
-    {Port::kPositions, "positions", kIn, "of the tokens that are rotated", rotated_ids,
-     in_attention},
+    {Port::kPositions, "positions", kIn, "of the tokens that are rotated", rotated_ids, in_rotated},
     {Port::kCuSeqlens, "cu_seqlens", kIn, "bounds of the micro-batch's sequences", sequence_bounds,
      in_bounded},
     {Port::kTokens, "tokens", kIn, "ids of the group's tokens", group_ids, in_embedding},
@@ -249,14 +267,16 @@ constexpr PortRule kRules[] = {
     {Port::kPageTable, "page_table", kIn, "pages of each sequence", page_table_type, in_paged},
     {Port::kCacheSlots, "cache_slots", kIn, "where each sequence's states are", cache_lengths,
      in_slots},
-    {Port::kQueryConvState, "query_conv_state", kInPlace, "last inputs of the queries' convolution",
-     key_conv_type, in_cached_delta},
-    {Port::kKeyConvState, "key_conv_state", kInPlace, "and of the keys'", key_conv_type,
-     in_cached_delta},
-    {Port::kValueConvState, "value_conv_state", kInPlace, "and of the values'", value_conv_type,
-     in_cached_delta},
+    {Port::kQueryConvState, "query_conv_state", kInPlace,
+     "last inputs of the queries' convolution, or of C's", key_conv_type, in_cached_recurrence},
+    {Port::kKeyConvState, "key_conv_state", kInPlace, "and of the keys', or B's", key_conv_type,
+     in_cached_recurrence},
+    {Port::kValueConvState, "value_conv_state", kInPlace, "and of the values', or x's",
+     value_conv_type, in_cached_recurrence},
     {Port::kDeltaStates, "delta_states", kInPlace, "states of the value heads (GatedDeltaCached)",
      delta_states_type, in_cached_delta},
+    {Port::kScanStates, "scan_states", kInPlace, "states of the heads (SsdScanCached)",
+     scan_states_type, in_cached_mamba},
     {Port::kChosenRows, "chosen_rows", kIn, "the tokens whose next ones are chosen", chosen_ids,
      in_choice_of_some},
     {Port::kTokenRules, "token_rules", kIn, "how (TokenRule)", token_rules_type, in_choice},

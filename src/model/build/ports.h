@@ -111,6 +111,7 @@ enum class Port : uint8_t {
   kKeyConvState,
   kValueConvState,
   kDeltaStates,
+  kScanStates,
   // Choice of tokens.
   kChosenRows,
   kTokenRules,

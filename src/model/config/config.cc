@@ -10,6 +10,8 @@
 #include "core/text/nearest.h"
 #include "model/config/delta_options.h"
 #include "model/config/limits.h"
+#include "model/config/mamba_options.h"
+#include "model/config/rope_options.h"
 #include "model/config/rotary.h"
 
 namespace tessera {
@@ -53,8 +55,10 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                    {"geglu_tanh", Activation::kGeGLUTanh},
                    {"swiglu_oai", Activation::kSwiGLUOai},
                    {"gelu", Activation::kGelu},
-                   {"gelu_tanh", Activation::kGeluTanh}},
-                  "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU");
+                   {"gelu_tanh", Activation::kGeluTanh},
+                   {"relu2", Activation::kRelu2}},
+                  "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU; "
+                  "relu2: the square of ReLU");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
   schema.add("model.embedding_multiplier", &config.embedding_multiplier,
              "Factor on the embedding's rows, as Granite has it", kMultiplier);
@@ -83,6 +87,14 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
              "Layers whose mixer is Gated DeltaNet, sized by [delta], counted from 0; the others "
              "have attention",
              between(0, kMaxLayers - 1));
+  schema.add("model.mamba_layers", &config.mamba_layers,
+             "Layers whose mixer is Mamba-2, sized by [mamba], counted from 0",
+             between(0, kMaxLayers - 1));
+  schema.add("model.layers_without_mixer", &config.layers_without_mixer,
+             "Layers of an MLP or experts alone, as Nemotron-H has them",
+             between(0, kMaxLayers - 1));
+  schema.add("model.layers_without_mlp", &config.layers_without_mlp, "Layers of a mixer alone",
+             between(0, kMaxLayers - 1));
   schema.add("model.attention_gate", &config.attention_gate,
              "Multiply what attention gives by the sigmoid of a projection of the hidden state");
   schema.add_enum("model.attention", &config.attention,
@@ -103,42 +115,6 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
              "A learnt logit of each head in the denominator of its softmax, as gpt-oss has it");
   schema.add("model.mlp_bias", &config.mlp_bias,
              "Biases of dense and shared MLPs; of routed experts: moe.mlp_bias");
-}
-
-void add_rope_options(ConfigSchema& schema, RopeConfig& rope) {
-  schema.add("rope.base", &rope.base, "Base of the rotary embedding", above(1));
-  schema.add("rope.fraction", &rope.fraction, "Share of a head that is rotated, its first elements",
-             between(0, 1));
-  schema.add("rope.interleaved", &rope.interleaved,
-             "Rotate neighbouring elements as pairs, not the two halves");
-  schema.add_enum("rope.scaling", &rope.scaling,
-                  {{"none", RopeScaling::kNone},
-                   {"linear", RopeScaling::kLinear},
-                   {"dynamic", RopeScaling::kDynamic},
-                   {"yarn", RopeScaling::kYarn},
-                   {"llama3", RopeScaling::kLlama3}},
-                  "How the rotation is stretched to longer contexts");
-  schema.add("rope.factor", &rope.factor, "By how much it is stretched", at_least(1));
-  schema.add("rope.max_length", &rope.max_length,
-             "dynamic: sequences beyond this length change the base", between(0, kMaxLength));
-  schema.add("rope.original_length", &rope.original_length,
-             "yarn, llama3: context that the model was trained for first", between(0, kMaxLength));
-  schema.add("rope.beta_fast", &rope.beta_fast,
-             "yarn: frequencies with more turns in that context stay", above(0));
-  schema.add("rope.beta_slow", &rope.beta_slow,
-             "yarn: frequencies with fewer turns are divided by the factor", above(0));
-  schema.add("rope.truncate", &rope.truncate, "yarn: whole indices as borders of the ramp");
-  schema.add("rope.attention_factor", &rope.attention_factor,
-             "yarn: amplitude of rotated elements; 0: 0.1 ln(factor) + 1, or by mscale",
-             at_least(0));
-  schema.add("rope.mscale", &rope.mscale, "yarn: DeepSeek's mscale; 0: none", at_least(0));
-  schema.add("rope.mscale_all_dims", &rope.mscale_all_dims,
-             "yarn: DeepSeek's mscale_all_dim; 0: none", at_least(0));
-  schema.add("rope.low_frequency_factor", &rope.low_frequency_factor,
-             "llama3: original context over the longest wavelength that is interpolated", above(0));
-  schema.add("rope.high_frequency_factor", &rope.high_frequency_factor,
-             "llama3: original context over the shortest wavelength that is interpolated",
-             above(0));
 }
 
 void add_latent_options(ConfigSchema& schema, LatentConfig& latent) {
@@ -286,28 +262,6 @@ void validate_latent(const ModelConfig& config) {
           config.num_kv_heads, config.num_heads);
 }
 
-void validate_rope(const ModelConfig& config) {
-  const RopeConfig& rope = config.rope;
-  const int64_t size = config.rotary_dim();
-  require(size > 0 && size % 2 == 0,
-          "{} elements of a head are rotated, and the rotary embedding turns pairs; make that an "
-          "even number above 0",
-          size);
-  const auto needs = [&](RopeScaling scaling, const char* name, int64_t value, const char* key) {
-    require(rope.scaling != scaling || value > 0, "rope.scaling = \"{}\" needs {} above 0", name,
-            key);
-  };
-  needs(RopeScaling::kDynamic, "dynamic", rope.max_length, "rope.max_length");
-  needs(RopeScaling::kYarn, "yarn", rope.original_length, "rope.original_length");
-  needs(RopeScaling::kLlama3, "llama3", rope.original_length, "rope.original_length");
-  require(rope.scaling != RopeScaling::kDynamic || size > 2,
-          "rope.scaling = \"dynamic\" needs more than 2 rotated elements a head");
-  require(rope.scaling != RopeScaling::kLlama3 ||
-              rope.high_frequency_factor > rope.low_frequency_factor,
-          "rope.high_frequency_factor {} must be above rope.low_frequency_factor {}",
-          rope.high_frequency_factor, rope.low_frequency_factor);
-}
-
 void validate_layer_list(const std::vector<int64_t>& layers, int64_t num_layers, const char* key) {
   for (const int64_t layer : layers) {
     require(layer < num_layers, "{} lists layer {}; the last of the {} layers is {}", key, layer,
@@ -318,10 +272,14 @@ void validate_layer_list(const std::vector<int64_t>& layers, int64_t num_layers,
 void validate_layers(const ModelConfig& config) {
   validate_layer_list(config.window_layers, config.num_layers, "model.window_layers");
   validate_layer_list(config.delta_layers, config.num_layers, "model.delta_layers");
+  validate_layer_list(config.mamba_layers, config.num_layers, "model.mamba_layers");
+  validate_layer_list(config.layers_without_mixer, config.num_layers, "model.layers_without_mixer");
+  validate_layer_list(config.layers_without_mlp, config.num_layers, "model.layers_without_mlp");
   validate_layer_list(config.moe.dense_layers, config.num_layers, "moe.dense_layers");
   require(config.window_layers.empty() || config.window > 0,
           "model.window_layers needs a model.window above 0");
   validate_delta(config);
+  validate_mixers(config);
 }
 
 void validate_groups(const MoeConfig& moe) {
@@ -431,16 +389,36 @@ double ModelConfig::attention_scale() const {
 
 bool ModelConfig::has_window(int64_t layer) const {
   if (is_mtp_layer(layer)) return has_window(num_layers - 1);
-  return window > 0 && !is_delta_layer(layer) &&
-         (window_layers.empty() || contains(window_layers, layer));
+  const bool attends = has_mixer(layer) && !is_delta_layer(layer) && !is_mamba_layer(layer);
+  return window > 0 && attends && (window_layers.empty() || contains(window_layers, layer));
 }
 
 bool ModelConfig::is_delta_layer(int64_t layer) const {
   return contains(delta_layers, is_mtp_layer(layer) ? num_layers - 1 : layer);
 }
 
+bool ModelConfig::is_mamba_layer(int64_t layer) const {
+  return contains(mamba_layers, is_mtp_layer(layer) ? num_layers - 1 : layer);
+}
+
+bool ModelConfig::has_mixer(int64_t layer) const {
+  return !contains(layers_without_mixer, layer);
+}
+
+bool ModelConfig::has_mlp(int64_t layer) const {
+  return !contains(layers_without_mlp, layer);
+}
+
+bool ModelConfig::has_dense_layers() const {
+  for (int64_t layer = 0; layer < all_layers(); ++layer) {
+    if (has_mlp(layer) && !is_moe_layer(layer)) return true;
+  }
+  return false;
+}
+
 bool ModelConfig::is_moe_layer(int64_t layer) const {
   if (is_mtp_layer(layer)) return is_moe_layer(num_layers - 1);
+  if (!has_mlp(layer)) return false;
   if (moe.num_experts == 0 || layer < moe.first_dense_layers) return false;
   if (contains(moe.dense_layers, layer)) return false;
   return (layer - moe.first_dense_layers) % moe.every == moe.every - 1;
@@ -468,6 +446,7 @@ void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_rope_options(schema, config.rope);
   add_latent_options(schema, config.latent);
   add_delta_options(schema, config.delta);
+  add_mamba_options(schema, config.mamba);
   add_expert_options(schema, config.moe);
   add_router_options(schema, config.moe);
 }

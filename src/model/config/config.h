@@ -67,12 +67,29 @@ struct DeltaConfig {
   int64_t values() const { return num_value_heads * value_size; }
 };
 
+/// Sizes of the layers whose mixer is Mamba-2 (Transformers are SSMs: Dao and Gu, 2024, section 7).
+struct MambaConfig {
+  int64_t num_heads = 8;
+  int64_t head_size = 64;
+  int64_t num_groups = 1;   ///< of heads, which divide them, with B and C in common
+  int64_t state_size = 64;  ///< of each element of a head
+  int64_t conv_size = 4;    ///< tokens of the short convolution
+  bool conv_bias = true;
+  bool proj_bias = false;  ///< of the projections into the mixer and out of it
+  double min_step = 0;     ///< steps are raised to it after the softplus
+  double max_step = 0;     ///< and lowered to this; 0: without limit
+
+  int64_t inner() const { return num_heads * head_size; }
+  /// Width of B, and of C.
+  int64_t states() const { return num_groups * state_size; }
+};
+
 enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
 
 /// The rotary embedding. Scaled variants stretch a model trained on `original_length` tokens.
 struct RopeConfig {
   double base = 10000.0;
-  /// Share of a head that is rotated, its first elements (standard attention).
+  /// Share of a head that is rotated, its first elements (standard attention); 0: nothing is.
   double fraction = 1.0;
   /// Pairs are neighbours (2i, 2i + 1) instead of the two halves.
   bool interleaved = false;
@@ -96,6 +113,10 @@ struct LayerKind {
   bool window = false;
   bool mtp = false;    ///< of multi-token prediction: it joins its input with an embedding first
   bool delta = false;  ///< its mixer is Gated DeltaNet, not attention
+  bool mamba = false;  ///< its mixer is Mamba-2
+  bool no_mixer = false;
+  bool no_mlp = false;
+  bool attends() const { return !delta && !mamba && !no_mixer; }
   // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 of `<` for a pointer
   auto operator<=>(const LayerKind&) const = default;
 };
@@ -187,6 +208,11 @@ struct ModelConfig {
   std::vector<int64_t> window_layers;
   /// Layers whose mixer is Gated DeltaNet, sized by `delta`; the others have attention.
   std::vector<int64_t> delta_layers;
+  /// Layers whose mixer is Mamba-2, sized by `mamba`.
+  std::vector<int64_t> mamba_layers;
+  /// Layers of an MLP or experts alone, and of a mixer alone.
+  std::vector<int64_t> layers_without_mixer;
+  std::vector<int64_t> layers_without_mlp;
   AttentionKind attention = AttentionKind::kStandard;
   QkNorm qk_norm = QkNorm::kNone;
   bool norm_after_rotation = false;  ///< queries and keys are rotated, then normed (Hunyuan)
@@ -219,6 +245,7 @@ struct ModelConfig {
   RopeConfig rope;
   LatentConfig latent;
   DeltaConfig delta;
+  MambaConfig mamba;
   MoeConfig moe;
   LoraConfig lora;
 
@@ -237,16 +264,30 @@ struct ModelConfig {
   bool is_moe_layer(int64_t layer) const;
   bool has_window(int64_t layer) const;
   bool is_delta_layer(int64_t layer) const;
+  bool is_mamba_layer(int64_t layer) const;
+  bool has_mixer(int64_t layer) const;
+  bool has_mlp(int64_t layer) const;  ///< dense, or of experts
+  /// Whether its mixer is attention.
+  bool is_attention_layer(int64_t layer) const { return layer_kind(layer).attends(); }
+  /// Whether some mixer hands a state from token to token.
+  bool has_states() const { return !delta_layers.empty() || !mamba_layers.empty(); }
   bool is_mtp_layer(int64_t layer) const { return layer >= num_layers; }
   LayerKind layer_kind(int64_t layer) const {
-    return {is_moe_layer(layer), has_window(layer), is_mtp_layer(layer), is_delta_layer(layer)};
+    return {.moe = is_moe_layer(layer),
+            .window = has_window(layer),
+            .mtp = is_mtp_layer(layer),
+            .delta = is_delta_layer(layer),
+            .mamba = is_mamba_layer(layer),
+            .no_mixer = !has_mixer(layer),
+            .no_mlp = !has_mlp(layer)};
   }
   /// Decoder layers and those of multi-token prediction.
   int64_t all_layers() const { return num_layers + mtp_layers; }
   LayerCounts layer_counts() const { return {num_layers, mtp_layers}; }
   /// Of all layers.
   int64_t num_moe_layers() const;
-  bool has_dense_layers() const { return num_moe_layers() < all_layers(); }
+  /// Whether some layer has an MLP without experts.
+  bool has_dense_layers() const;
   /// Width of what routed experts read and write: rows that are dispatched are so wide.
   int64_t expert_width() const { return moe.latent_size > 0 ? moe.latent_size : hidden_size; }
 };
@@ -256,7 +297,7 @@ ModelConfig without_prediction(ModelConfig config);
 /// The model without adapters, as it is where they are merged.
 ModelConfig without_adapters(ModelConfig config);
 
-/// Binds every key of [model], [rope], [latent], [delta] and [moe].
+/// Binds every key of [model], [rope], [latent], [delta], [mamba] and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 
 /// Refuses impossible combinations with the arithmetic that fails and what to do. `vocab_size` must

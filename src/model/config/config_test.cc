@@ -89,9 +89,19 @@ TEST(ModelConfig, CountsEveryOption) {
   expect_counted("gated delta rule");
   config.mtp_layers = 2;
   expect_counted("multi-token prediction");
-  config.delta_layers = {};
-  config.attention_gate = false;
+  config.mamba_layers = {1};
+  config.mamba = {.num_heads = 6, .head_size = 3, .num_groups = 2, .state_size = 5};
+  expect_counted("Mamba-2");
+  config.mamba.proj_bias = true;
+  config.mamba.conv_bias = false;
+  expect_counted("biases of Mamba-2");
   config.mtp_layers = 0;
+  config.layers_without_mlp = {1};
+  config.delta_layers = {};
+  config.layers_without_mixer = {0};
+  expect_counted("layers of one part");
+  config.mamba_layers = config.layers_without_mlp = config.layers_without_mixer = {};
+  config.attention_gate = false;
   config.qk_norm = QkNorm::kNone;
   config.attention = AttentionKind::kLatent;
   config.num_kv_heads = 0;
@@ -254,6 +264,37 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
         c.window = 4;
       },
       "model.window_layers and model.delta_layers both list layer 0");
+  expect_refused([](ModelConfig& c) { c.mamba_layers = {2}; },
+                 "model.mamba_layers lists layer 2; the last of the 2 layers is 1");
+  expect_refused([](ModelConfig& c) { c.mamba_layers = c.delta_layers = {0}; },
+                 "model.delta_layers and model.mamba_layers both list layer 0");
+  expect_refused([](ModelConfig& c) { c.layers_without_mixer = c.layers_without_mlp = {1}; },
+                 "a layer needs a mixer or an MLP");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.mtp_layers = 1;
+        c.layers_without_mlp = {1};
+      },
+      "layer 1 has no MLP");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.mamba_layers = {0};
+        c.mamba.num_groups = 3;
+      },
+      "mamba.num_heads 8 is not a multiple of mamba.num_groups 3");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.mamba_layers = {0};
+        c.mamba.min_step = 2;
+        c.mamba.max_step = 1;
+      },
+      "mamba.max_step 1 is below mamba.min_step 2");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.rope.fraction = 0;
+        c.rope.scaling = RopeScaling::kLinear;
+      },
+      "rope.scaling stretches the rotation");
   expect_refused(
       [](ModelConfig& c) {
         c.attention = AttentionKind::kLatent;

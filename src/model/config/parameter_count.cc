@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Weights of one layer's attention and of the two norms beside it.
+/// Weights of one layer's attention.
 Saturating count_attention(const ModelConfig& config) {
   const Saturating h = config.hidden_size;
   const Saturating n = config.num_heads;
@@ -18,7 +18,7 @@ Saturating count_attention(const ModelConfig& config) {
   const Saturating queries = n * config.head_dim();
   const Saturating gate =
       config.attention_gate ? (h + (config.qkv_bias ? 1 : 0)) * queries : Saturating(0);
-  Saturating count = 2 * h + n * config.value_dim() * h + (config.output_bias ? h : Saturating(0));
+  Saturating count = n * config.value_dim() * h + (config.output_bias ? h : Saturating(0));
   count += gate;
   if (config.attention_sinks) count += n;
   if (!config.is_latent()) {
@@ -44,7 +44,21 @@ Saturating count_delta(const ModelConfig& config) {
   const Saturating heads = delta.num_value_heads;
   // Queries, keys, values and output gate; strength and decay; back.
   const Saturating projections = h * (2 * keys + 2 * values + 2 * heads) + values * h;
-  return 2 * h + projections + delta.conv_size * (2 * keys + values) + 2 * heads + delta.value_size;
+  return projections + delta.conv_size * (2 * keys + values) + 2 * heads + delta.value_size;
+}
+
+/// The same of a layer with Mamba-2.
+Saturating count_mamba(const ModelConfig& config) {
+  const Saturating h = config.hidden_size;
+  const MambaConfig& mamba = config.mamba;
+  const Saturating inner = mamba.inner();
+  const Saturating convolved = inner + 2 * Saturating(mamba.states());
+  // Output gate, x, B, C and steps.
+  const Saturating rows = inner + convolved + mamba.num_heads;
+  const Saturating biases =
+      (mamba.conv_bias ? convolved : Saturating(0)) + (mamba.proj_bias ? rows + h : Saturating(0));
+  return rows * h + mamba.conv_size * convolved + 3 * Saturating(mamba.num_heads) + inner +
+         inner * h + biases;
 }
 
 /// Inner sizes of all experts of a layer together.
@@ -68,6 +82,7 @@ ParameterCount count_parameters(const ModelConfig& config) {
   const Saturating tables = Saturating(config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
   const Saturating attention = count_attention(config);
   const Saturating delta = count_delta(config);
+  const Saturating mamba = count_mamba(config);
   const Saturating dense = count_mlp(config, config.dense_inner_size());
   const Saturating expert_rows = count_expert_rows(config.moe);
   const Saturating expert_biases =
@@ -90,8 +105,13 @@ ParameterCount count_parameters(const ModelConfig& config) {
     const bool moe = config.is_moe_layer(layer);
     // Two norms before the projections of state and embedding, and one before the head.
     const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
-    const Saturating for_all_tokens = joining + (config.is_delta_layer(layer) ? delta : attention) +
-                                      (moe ? projections + shared + router : dense);
+    Saturating for_all_tokens = joining;
+    if (config.has_mixer(layer)) {
+      for_all_tokens += h + (config.is_delta_layer(layer)   ? delta
+                             : config.is_mamba_layer(layer) ? mamba
+                                                            : attention);
+    }
+    if (config.has_mlp(layer)) for_all_tokens += h + (moe ? projections + shared + router : dense);
     total += for_all_tokens + (moe ? all_experts : Saturating(0));
     active += for_all_tokens + (moe ? active_experts : Saturating(0));
   }

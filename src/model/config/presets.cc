@@ -43,6 +43,24 @@ constexpr const char* kQwen35 =
     "[rope]\nbase = 10000000.0\nfraction = 0.25\n"
     "[moe]\nshared_inner_size = 512\nshared_gate = true\nbalance_coefficient = 0.001\n";
 
+/// Granite 4.0 H but for its mixers: attention in layer 5 and every tenth from there on, Mamba-2 in
+/// the others, which make_published adds.
+constexpr const char* kGraniteHybrid =
+    "[model]\nvocab_size = 100352\nnorm_eps = 1e-5\nembedding_multiplier = 12.0\n"
+    "residual_multiplier = 0.22\nattention_multiplier = 0.0078125\nlogits_divisor = 16.0\n"
+    "[mamba]\nnum_heads = 128\nhead_size = 64\nnum_groups = 1\nstate_size = 128\n"
+    "[rope]\nfraction = 0.0\n[moe]\nscore_order = \"after_top_k\"\nshared_inner_size = 1536\n";
+
+/// Nemotron 3 Nano but for its layers, each of which is Mamba-2 (M), attention (*) or experts (E).
+constexpr const char* kNemotronNano =
+    "[model]\nvocab_size = 131072\nhead_size = 128\nactivation = \"relu2\"\n"
+    "[mamba]\nnum_heads = 64\nhead_size = 64\nnum_groups = 8\nstate_size = 128\n"
+    "min_step = 0.001\n[rope]\nfraction = 0.0\n"
+    "[moe]\nscore = \"sigmoid\"\nexpert_bias = true\nscore_scale = 2.5\n"
+    "shared_inner_size = 3712\nbalance_coefficient = 0.0\n";
+constexpr std::string_view kNemotronNanoLayers =
+    "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME";
+
 constexpr PublishedShape kPublished[] = {
     {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
@@ -137,6 +155,10 @@ constexpr PublishedShape kPublished[] = {
      512, 10, false, kQwen3Next},
     {"qwen3.5-35b-a3b", "Qwen3.5-35B-A3B, its text part (published configuration)", 40, 2048, 16, 2,
      512, 256, 8, false, kQwen35},
+    {"granite-4.0-h-small", "Granite 4.0 H Small (published configuration)", 40, 4096, 32, 8, 768,
+     72, 10, true, kGraniteHybrid},
+    {"nemotron-3-nano-30b-a3b", "Nemotron 3 Nano 30B-A3B (published configuration)", 52, 2688, 32,
+     2, 1856, 128, 6, false, kNemotronNano},
 };
 
 /// The window's layers 0, 2, 4 and so on.
@@ -153,6 +175,28 @@ std::string three_of_four_layers(int64_t num_layers) {
     if (layer % 4 != 3) layers.push_back(layer);
   }
   return fmt::format("model.delta_layers = [{}]\n", fmt::join(layers, ", "));
+}
+
+std::string list_layers(const char* key, int64_t num_layers, auto is_listed) {
+  std::vector<int64_t> layers;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    if (is_listed(layer)) layers.push_back(layer);
+  }
+  return fmt::format("model.{} = [{}]\n", key, fmt::join(layers, ", "));
+}
+
+std::string granite_layers(int64_t num_layers) {
+  return list_layers("mamba_layers", num_layers, [](int64_t layer) { return layer % 10 != 5; });
+}
+
+std::string nemotron_layers(std::string_view pattern) {
+  const auto list = [&](const char* key, std::string_view letters) {
+    return list_layers(key, std::ssize(pattern), [&](int64_t layer) {
+      return letters.find(pattern[layer]) != std::string_view::npos;
+    });
+  };
+  return list("mamba_layers", "M") + list("layers_without_mlp", "M*") +
+         list("layers_without_mixer", "E");
 }
 
 Preset make_published(const PublishedShape& s) {
@@ -176,6 +220,8 @@ Preset make_published(const PublishedShape& s) {
   }
   if (s.extra == kGptOss) toml += every_other_layer(s.layers);
   if (s.extra == kQwen3Next || s.extra == kQwen35) toml += three_of_four_layers(s.layers);
+  if (s.extra == kGraniteHybrid) toml += granite_layers(s.layers);
+  if (s.extra == kNemotronNano) toml += nemotron_layers(kNemotronNanoLayers);
   return {s.name, s.source, toml};
 }
 

@@ -136,6 +136,7 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kKeyConvState:
     case Port::kValueConvState:
     case Port::kDeltaStates:
+    case Port::kScanStates:
     case Port::kChosenRows:
     case Port::kTokenRules:
     case Port::kChosenToken:

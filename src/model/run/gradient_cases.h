@@ -266,6 +266,28 @@ inline std::vector<Case> gradient_cases() {
                       .rank_stabilized = true,
                       .targets = {"attn", "moe.experts.down", "moe.latent_up"}};
           }),
+      make_case("mamba",
+                [](ModelConfig& c) {
+                  c.init_deviation = 0.3;
+                  c.mamba_layers = {0};
+                  c.mamba = {.num_heads = 4,
+                             .head_size = 5,
+                             .num_groups = 2,
+                             .state_size = 6,
+                             .conv_size = 3,
+                             .proj_bias = true};
+                  c.rope.fraction = 0;
+                }),
+      make_case("mamba_alone_and_experts_alone",
+                [](ModelConfig& c) {
+                  c.init_deviation = 0.3;
+                  c.num_layers = 4;
+                  c.mamba_layers = {0, 3};
+                  c.layers_without_mlp = {0, 2};
+                  c.layers_without_mixer = {1};
+                  c.mamba = {.num_heads = 2, .head_size = 4, .state_size = 3, .conv_bias = false};
+                  c.activation = Activation::kRelu2;
+                }),
       make_case("softmax_with_expert_bias", [](ModelConfig& c) { c.moe.expert_bias = true; }),
       make_case("latent",
                 [](ModelConfig& c) {

@@ -6,9 +6,11 @@ namespace tessera {
 namespace {
 
 /// The ports of what a layer keeps of tokens.
-std::vector<Port> cache_ports(const ModelConfig& config, int64_t layer) {
-  if (!config.is_delta_layer(layer)) return {Port::kKeyCache, Port::kValueCache};
-  return {Port::kQueryConvState, Port::kKeyConvState, Port::kValueConvState, Port::kDeltaStates};
+std::vector<Port> cache_ports(LayerKind kind) {
+  if (kind.no_mixer) return {};
+  if (kind.attends()) return {Port::kKeyCache, Port::kValueCache};
+  return {Port::kQueryConvState, Port::kKeyConvState, Port::kValueConvState,
+          kind.mamba ? Port::kScanStates : Port::kDeltaStates};
 }
 
 }  // namespace
@@ -18,11 +20,12 @@ int64_t cache_bytes(const ModelConfig& config, DType dtype, const CacheShape& ca
   of_one.num_slots = 1;
   const BatchShape shape{.dtype = dtype};
   const StageGroups groups = single_rank_groups();
-  const PortContext context{.config = config, .shape = shape, .groups = groups, .cache = of_one};
+  PortContext context{.config = config, .shape = shape, .groups = groups, .cache = of_one};
   Saturating bytes = 0;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const bool in_slots = config.is_delta_layer(layer) && cache.is_paged();
-    for (const Port port : cache_ports(config, layer))
+    context.kind = config.layer_kind(layer);
+    const bool in_slots = context.kind.delta && cache.is_paged();
+    for (const Port port : cache_ports(context.kind))
       bytes += Saturating(port_type(port, context).num_bytes()) * (in_slots ? cache.num_slots : 1);
   }
   return bytes.value();
@@ -37,10 +40,11 @@ KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, const Cache
     : shape_(cache) {
   const BatchShape shape{.dtype = dtype};
   const StageGroups groups = single_rank_groups();
-  const PortContext context{.config = config, .shape = shape, .groups = groups, .cache = cache};
+  PortContext context{.config = config, .shape = shape, .groups = groups, .cache = cache};
   layers_.resize(config.num_layers);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    for (const Port port : cache_ports(config, layer)) {
+    context.kind = config.layer_kind(layer);
+    for (const Port port : cache_ports(context.kind)) {
       const ValueType type = port_type(port, context);
       layers_[layer].emplace_back(
           port, OwnedTensor(type.dtype, type.shape, "what a layer keeps of tokens", device));

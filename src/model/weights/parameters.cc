@@ -24,7 +24,8 @@ bool ends_with(std::string_view text, std::string_view end) {
 bool projects_into_residual(const ModelConfig& config, std::string_view name) {
   if (config.moe.latent_size > 0 && ends_with(name, "moe.experts.down.weight")) return false;
   return ends_with(name, "attn.o.weight") || ends_with(name, "delta.o.weight") ||
-         ends_with(name, ".down.weight") || ends_with(name, "moe.latent_up.weight");
+         ends_with(name, "mamba.o.weight") || ends_with(name, ".down.weight") ||
+         ends_with(name, "moe.latent_up.weight");
 }
 
 /// B starts at zero, and A with the variance of PEFT's: that of nn.Linear's uniform numbers, which
@@ -44,10 +45,12 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
   ParameterSpec spec{
       .name = std::move(name), .dtype = type.dtype, .shape = type.shape, .placement = placement};
   if (type.shape.rank() < 2) {
-    const bool is_one =
-        ends_with(spec.name, "norm.weight") || ends_with(spec.name, "delta.decay_bias");
+    const bool is_one = ends_with(spec.name, "norm.weight") ||
+                        ends_with(spec.name, "delta.decay_bias") ||
+                        ends_with(spec.name, "mamba.skip");
     spec.init_constant = is_one ? 1.0F : 0.0F;
-    spec.init_decays = ends_with(spec.name, "delta.log_decay");
+    spec.init_decays = ends_with(spec.name, ".log_decay");
+    spec.init_steps = ends_with(spec.name, "mamba.step_bias");
     return spec;
   }
   if (is_adapter_parameter(spec.name)) {
@@ -127,6 +130,20 @@ void fill_decays(const Slice& part, const Tensor& weight) {
     for (int64_t i = 0; i < count; ++i) {
       const double decay = 16.0 * (static_cast<double>(first + i) + 0.5) / heads;
       weight.as<float>()[local + i] = static_cast<float>(std::log(decay));
+    }
+  });
+}
+
+/// Steps between 0.001 and 0.1 by their logarithm, as Mamba-2 draws them, here by a sequence of low
+/// discrepancy, so that heads of slow and of fast decays have both. Biases are what the softplus
+/// makes steps of.
+void fill_steps(const Slice& part, const Tensor& weight) {
+  constexpr double kGolden = 0.6180339887498949;
+  for_each_run(part, [&](int64_t first, int64_t local, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const double turns = (static_cast<double>(first + i) + 0.5) * kGolden;
+      const double step = 0.001 * std::pow(100.0, turns - std::floor(turns));
+      weight.as<float>()[local + i] = static_cast<float>(std::log(std::expm1(step)));
     }
   });
 }
@@ -340,6 +357,8 @@ void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tenso
   const HostTensor host(weight, HostTensor::Access::kWrite);
   if (spec.init_decays) {
     fill_decays(part, host.get());
+  } else if (spec.init_steps) {
+    fill_steps(part, host.get());
   } else if (spec.init_deviation == 0) {
     fill_constant(host.get(), spec.init_constant);
   } else {

@@ -183,6 +183,15 @@ inline std::vector<LayoutCase> model_layouts() {
          m.delta_layers = {0};
          m.delta = {.num_key_heads = 2, .num_value_heads = 4, .key_size = 6, .value_size = 5};
        }},
+      {"mamba", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+       },
+       [](M& m) {
+         m.mamba_layers = {0};
+         m.mamba = {.num_heads = 4, .head_size = 6, .num_groups = 2, .state_size = 5};
+       }},
       {"latent_experts", 2,
        [](P& p) {
          p.layout.ep = 2;

@@ -258,7 +258,10 @@ NodeObserver add_to(std::map<std::string, double>& operators) {
 int64_t find_layer(const ModelConfig& config, LayerBlock block) {
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const bool moe = config.is_moe_layer(layer);
-    if (block == LayerBlock::kAttention || moe == (block == LayerBlock::kMoe)) return layer;
+    const bool has_block = block == LayerBlock::kAttention
+                               ? config.has_mixer(layer)
+                               : config.has_mlp(layer) && moe == (block == LayerBlock::kMoe);
+    if (has_block) return layer;
   }
   user_error("none of the model's {} layers has a block '{}'; {} of them have experts",
              config.num_layers, block_name(block), config.num_moe_layers());

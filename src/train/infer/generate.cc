@@ -25,10 +25,12 @@ std::vector<double> widen_row(const Tensor& logits, int64_t row) {
 /// Keys and values of this many tokens in the machine's memory.
 void check_cache(const ModelConfig& config, DType dtype, int64_t capacity, const Backend& backend) {
   if (!backend.is_host()) return;
-  // Gated DeltaNet keeps states, however many tokens there are.
-  const auto num_delta = static_cast<int64_t>(config.delta_layers.size());
-  const Saturating of_token = Saturating(std::max<int64_t>(config.num_layers - num_delta, 0)) *
-                              config.kv_heads() * (config.head_dim() + config.value_dim());
+  // Other mixers keep states, however many tokens there are.
+  int64_t num_attending = 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    num_attending += config.is_attention_layer(layer) ? 1 : 0;
+  const Saturating of_token =
+      Saturating(num_attending) * config.kv_heads() * (config.head_dim() + config.value_dim());
   require_host_memory((of_token * capacity * dtype_size(dtype)).value(), machine_memory(),
                       fmt::format("a cache of {} tokens' keys and values", capacity));
 }

@@ -257,11 +257,12 @@ void validate_release(const Settings& settings) {
 
 void validate_qk_clip(const Settings& settings) {
   if (settings.qk_clip == 0) return;
-  require(
-      settings.model.delta_layers.empty(),
-      "optim.qk_clip is {}, but the layers of model.delta_layers have no attention logits; leave "
-      "optim.qk_clip out",
-      settings.qk_clip);
+  for (int64_t layer = 0; layer < settings.model.num_layers; ++layer) {
+    require(settings.model.is_attention_layer(layer),
+            "optim.qk_clip is {}, but layer {} has no attention, and no logits to clip; leave "
+            "optim.qk_clip out",
+            settings.qk_clip, layer);
+  }
   require(settings.model.qk_norm != QkNorm::kHead,
           "optim.qk_clip is {}, but model.qk_norm is \"head\": queries and keys are normed head by "
           "head, so that scaling their weights changes no logit, and the norms' weights, which all "

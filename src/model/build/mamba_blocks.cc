@@ -1,0 +1,82 @@
+#include "model/build/mamba_blocks.h"
+
+#include "ops/gated_norm/gated_group_norm.h"
+#include "ops/short_conv/short_conv.h"
+#include "ops/ssd_scan/ssd_scan.h"
+
+namespace tessera {
+namespace {
+
+/// This rank's rows of what is made for all heads or groups.
+WeightPlacement mamba_share(const LayerBuilder& builder, const Shape& global) {
+  return {.slice = LayerBuilder::row_share(global, builder.tp_rank(), builder.tp()),
+          .tp_copies = 1};
+}
+
+ValueId mamba_projection(LayerBuilder& builder, const std::string& name, ValueId x, int64_t width) {
+  const Shape global = {width, builder.config.hidden_size};
+  return builder.column_linear("mamba." + name, x, mamba_share(builder, global).slice, 1,
+                               builder.config.mamba.proj_bias, "mamba_" + name);
+}
+
+/// Projected, then convolved; `state` is the port of the cached inputs.
+ValueId convolve_projected(LayerBuilder& builder, const std::string& name, ValueId x, int64_t width,
+                           Port state) {
+  const MambaConfig& mamba = builder.config.mamba;
+  const ValueId projected = mamba_projection(builder, name, x, width);
+  const std::string weight = fmt::format("mamba.{}_conv", name);
+  std::vector<ValueId> inputs = {
+      projected,
+      builder.f32_weight(weight + ".weight", mamba_share(builder, {width, mamba.conv_size})),
+      builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens)};
+  if (mamba.conv_bias)
+    inputs.push_back(builder.f32_weight(weight + ".bias", mamba_share(builder, {width})));
+  const std::string result = fmt::format("mamba_{}_conv", name);
+  Program& program = builder.program();
+  if (!builder.cache) return program.add1(make_short_conv(mamba.conv_bias), inputs, result);
+  return program.add(make_short_conv_cached(mamba.conv_bias), inputs, {result},
+                     {builder.port(state)})[0];
+}
+
+/// The scan itself, of x, dt, B and C.
+ValueId run_scan(LayerBuilder& builder, std::vector<ValueId> inputs) {
+  const MambaConfig& mamba = builder.config.mamba;
+  const SsdSpec spec{.num_heads = mamba.num_heads / builder.tp(),
+                     .num_groups = mamba.num_groups / builder.tp(),
+                     .head_size = mamba.head_size,
+                     .state_size = mamba.state_size,
+                     .min_step = mamba.min_step,
+                     .max_step = mamba.max_step};
+  for (const char* name : {"mamba.log_decay", "mamba.skip", "mamba.step_bias"})
+    inputs.push_back(builder.f32_weight(name, mamba_share(builder, {mamba.num_heads})));
+  inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
+  Program& program = builder.program();
+  if (!builder.cache) return program.add1(make_ssd_scan(spec), inputs, "mamba_out");
+  return program.add(make_ssd_scan_cached(spec), inputs, {"mamba_out"},
+                     {builder.port(Port::kScanStates)})[0];
+}
+
+}  // namespace
+
+ValueId build_mamba(LayerBuilder& builder, ValueId normed) {
+  const ModelConfig& config = builder.config;
+  const MambaConfig& mamba = config.mamba;
+  const ValueId gathered = builder.gather_tokens(normed, "mamba_in");
+  const ValueId z = mamba_projection(builder, "z", gathered, mamba.inner());
+  const ValueId x =
+      convolve_projected(builder, "x", gathered, mamba.inner(), Port::kValueConvState);
+  const ValueId b = convolve_projected(builder, "b", gathered, mamba.states(), Port::kKeyConvState);
+  const ValueId c =
+      convolve_projected(builder, "c", gathered, mamba.states(), Port::kQueryConvState);
+  const ValueId dt = mamba_projection(builder, "dt", gathered, mamba.num_heads);
+  const ValueId scanned = run_scan(builder, {x, dt, b, c});
+  const ValueId weight =
+      builder.f32_weight("mamba.norm.weight", mamba_share(builder, {mamba.inner()}));
+  const GroupNormSpec norm{.num_groups = mamba.num_groups / builder.tp(), .eps = config.norm_eps};
+  const ValueId gated =
+      builder.program().add1(make_gated_group_norm(norm), {scanned, z, weight}, "mamba_gated");
+  return builder.row_linear("mamba.o", gated, mamba.inner(), config.hidden_size, mamba.proj_bias,
+                            "mamba_projected");
+}
+
+}  // namespace tessera
