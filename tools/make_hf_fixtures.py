@@ -25,6 +25,10 @@ SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_h
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16)
 LATENT = dict(kv_lora_rank=12, q_lora_rank=None, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=10,
               num_key_value_heads=4, n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1)
+NEMOTRON = dict(vocab_size=64, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=12, intermediate_size=40,
+                max_position_embeddings=256, pad_token_id=None, bos_token_id=None, eos_token_id=None, layer_norm_epsilon=1e-3,
+                mamba_num_heads=4, mamba_head_dim=6, n_groups=2, ssm_state_size=5, chunk_size=16, conv_kernel=3,
+                moe_intermediate_size=16, moe_shared_expert_intermediate_size=20, num_experts_per_tok=2)
 
 CASES = {
     "glm4_moe": ("Glm4Moe", dict(SMALL, **EXPERTS, head_dim=16, n_routed_experts=8, n_shared_experts=1, n_group=2,
@@ -111,6 +115,23 @@ CASES = {
         SMALL, num_hidden_layers=4, rms_norm_eps=1e-3, head_dim=8, attention_bias=True, linear_num_key_heads=3,
         linear_num_value_heads=3, linear_key_head_dim=8, linear_value_head_dim=4, linear_conv_kernel_dim=2,
         rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5))),
+    "granitemoehybrid": ("GraniteMoeHybrid", dict(
+        {**SMALL, "intermediate_size": 16}, num_hidden_layers=3, num_local_experts=4, num_experts_per_tok=2,
+        rms_norm_eps=1e-3, shared_intermediate_size=20, embedding_multiplier=3.0, logits_scaling=2.0,
+        residual_multiplier=0.6, attention_multiplier=0.2, output_router_logits=True, router_aux_loss_coef=0.05,
+        tie_word_embeddings=True, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mamba_expand=1, mamba_n_heads=4, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=16,
+        time_step_limit=(0.5, 0.9))),
+    "granitemoehybrid_dense": ("GraniteMoeHybrid", dict(
+        SMALL, num_local_experts=0, shared_intermediate_size=24, position_embedding_type="rope", attention_bias=True,
+        layer_types=["full_attention", "linear_attention"], mamba_n_heads=4, mamba_d_state=10, mamba_d_conv=3,
+        mamba_expand=1, mamba_proj_bias=True, mamba_conv_bias=False)),
+    "nemotron_h": ("NemotronH", dict(
+        NEMOTRON, layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
+        n_routed_experts=4, n_group=2, topk_group=1, routed_scaling_factor=2.5, time_step_min=0.6)),
+    "nemotron_h_latent": ("NemotronH", dict(
+        NEMOTRON, layers_block_type=["moe", "linear_attention", "full_attention"], n_routed_experts=6, moe_latent_size=12,
+        norm_topk_prob=False, use_bias=True, use_conv_bias=False, mlp_hidden_act="gelu")),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",

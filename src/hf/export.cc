@@ -108,6 +108,9 @@ void decide_layout(const ExportRequest& request, Export& work) {
           "the experts of model type '{}' are in one tensor for each layer; leave --experts split "
           "out",
           work.family->model_type);
+  require(!work.family->plain_mlps || !request.fused_experts.value_or(false),
+          "the experts of model type '{}' are one by one; leave --experts fused out",
+          work.family->model_type);
   if (one_tensor) {
     work.record.layout.fused_experts = true;
     work.record.layout.plain_moe_name = false;

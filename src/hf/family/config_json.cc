@@ -286,6 +286,13 @@ int64_t ConfigJson::size(std::string_view key, int64_t min) const {
   return found.get<int64_t>();
 }
 
+int64_t ConfigJson::bounded(std::string_view key, int64_t least, int64_t most) const {
+  const int64_t found = size(key, least);
+  require(found <= most, "{}: '{}' is {}, at most {} are supported", where_, spelled(key), found,
+          most);
+  return found;
+}
+
 std::optional<int64_t> ConfigJson::optional_size(std::string_view key, int64_t min) const {
   if (is_null(key)) return std::nullopt;
   return size(key, min);

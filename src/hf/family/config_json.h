@@ -29,6 +29,8 @@ class ConfigJson {
   bool is_null(std::string_view key) const;
   /// An integer from `min` to 2^31 - 1.
   int64_t size(std::string_view key, int64_t min = 1) const;
+  /// The same, at most `most`: a size that a configuration of Tessera may have too.
+  int64_t bounded(std::string_view key, int64_t least, int64_t most) const;
   std::optional<int64_t> optional_size(std::string_view key, int64_t min = 1) const;
   double number(std::string_view key) const;
   bool flag(std::string_view key) const;

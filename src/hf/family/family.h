@@ -43,6 +43,15 @@ enum class ExpertTensors {
   kLinears,
 };
 
+/// How a configuration says which layers have Mamba-2, and its sizes.
+enum class MambaRule {
+  kNone,
+  kGranite,  ///< by `layer_types`; a rotation only where `position_embedding_type` is "rope"
+  /// By `layers_block_type` or `hybrid_override_pattern`, in which a layer is a mixer, an MLP or
+  /// experts; no rotation. Weights have names of their own (tensor_map.cc).
+  kNemotron,
+};
+
 struct Family {
   std::string_view model_type;
   std::string_view architecture;
@@ -70,9 +79,11 @@ struct Family {
   /// Qwen3-Next: Gated DeltaNet in the layers that `layer_types` lists, or in all but every n-th;
   /// attention with an output gate; norms of 1 + weight
   bool gated_delta = false;
-  bool apart_delta =
-      false;  ///< Qwen3.5: whose projections are tensors of their own, not by key head
+  /// Qwen3.5: whose projections are tensors of their own, not by key head
+  bool apart_delta = false;
+  bool plain_mlps = false;  ///< MLPs and experts have no gates
   bool one_shared = false;  ///< a shared expert of the experts' inner size, which no key says
+  MambaRule mamba = MambaRule::kNone;
   WindowRule window = WindowRule::kNone;
   RouterRule router = RouterRule::kSoftmax;
   ExpertTensors expert_tensors = ExpertTensors::kPlain;

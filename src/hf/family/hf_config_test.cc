@@ -71,6 +71,7 @@ TEST(HfConfig, ReadsTheOldSpellingOfEveryFixture) {
   for (const std::string& name : hf_fixtures()) {
     SCOPED_TRACE(name);
     const json config = fixture_json(name);
+    if (!config.contains("rope_parameters")) continue;  // no rotation to spell
     EXPECT_THAT(find_differences(parse(to_old_spelling(config)), parse(config)), IsEmpty());
   }
 }
@@ -350,6 +351,47 @@ TEST(HfConfigRefusal, NamesWhatAModelWithEncodersMayNotSay) {
   config = whole_config();
   config["architectures"] = {"Qwen3_5MoeForCausalLM"};
   EXPECT_THAT(error(config), HasSubstr("Qwen3_5MoeForConditionalGeneration"));
+}
+
+TEST(HfConfig, GraniteHybridsHaveMambaWhereTheySaySo) {
+  json config = fixture_json("granitemoehybrid");
+  EXPECT_THAT(parse(config).mamba_layers, ElementsAre(0, 2));
+  EXPECT_EQ(parse(config).rotary_dim(), 0);
+  config["layer_types"] = {"attention", "mamba", "attention"};
+  config["position_embedding_type"] = "rope";
+  EXPECT_THAT(parse(config).mamba_layers, ElementsAre(1)) << "the published names";
+  EXPECT_EQ(parse(config).rotary_dim(), 8);
+  config.erase("layer_types");
+  EXPECT_THAT(parse(config).mamba_layers, ElementsAre(0, 1, 2));
+  config["time_step_limit"] = json::array({0.0, {{"__float__", "Infinity"}}});
+  EXPECT_EQ(parse(config).mamba.max_step, 0);
+}
+
+TEST(HfConfig, NemotronsLayersAreListedOrSpelled) {
+  json config = fixture_json("nemotron_h");
+  const ModelConfig listed = parse(config);
+  EXPECT_THAT(listed.mamba_layers, ElementsAre(0, 4));
+  EXPECT_THAT(listed.layers_without_mixer, ElementsAre(1, 3, 5));
+  EXPECT_EQ(listed.num_moe_layers(), 2);
+  config.erase("layers_block_type");
+  config["hybrid_override_pattern"] = "ME*-ME";
+  config["num_hidden_layers"] = 6;
+  EXPECT_THAT(find_differences(parse(config), listed), IsEmpty());
+}
+
+TEST(HfConfigRefusal, NamesWhatIsNotSupportedOfHybrids) {
+  EXPECT_THAT(error_with("granitemoehybrid", "layer_types", {"mamba", "mamba", "conv"}),
+              HasSubstr("supported are mamba and attention"));
+  EXPECT_THAT(error_with("granitemoehybrid", "mamba_d_head", 3),
+              HasSubstr("mamba_n_heads 4 of 3 make 12, and mamba_expand times hidden_size is 32"));
+  EXPECT_THAT(error_with("granitemoehybrid", "position_embedding_type", "alibi"),
+              HasSubstr("supported are rope, nope and null"));
+  EXPECT_THAT(error_with("granitemoehybrid", "time_step_limit", {0.0, 0.0}),
+              HasSubstr("leaves no step above 0"));
+  EXPECT_THAT(error_with("nemotron_h", "num_hidden_layers", 5), HasSubstr("6 layers are listed"));
+  EXPECT_THAT(error_with("nemotron_h", "mlp_hidden_act", "silu"),
+              HasSubstr("'mlp_hidden_act' is 'silu'; supported are relu2"));
+  EXPECT_THAT(error_with("nemotron_h_latent", "mlp_bias", true), HasSubstr("moe_latent_size"));
 }
 
 TEST(HfConfigRefusal, NamesValuesThatChangeTheResult) {

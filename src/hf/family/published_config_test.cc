@@ -38,7 +38,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Published{"dotsllm1.json", 142.8}, Published{"minimaxm2.json", 228.7},
                       Published{"ernie45-21b.json", 21.83}, Published{"hunyuan-a13b.json", 80.4},
                       Published{"glm47flash.json", 29.9}, Published{"granite31-3b.json", 3.3},
-                      Published{"qwen3next-80b.json", 79.7}),
+                      Published{"qwen3next-80b.json", 79.7},
+                      Published{"granite40-h-small.json", 32.2},
+                      Published{"nemotron3-nano.json", 31.6}),
     [](const auto& info) { return "Config" + std::to_string(info.index); });
 
 }  // namespace

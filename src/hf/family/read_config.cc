@@ -5,6 +5,7 @@
 #include "core/file/file.h"
 #include "hf/family/config_json.h"
 #include "hf/family/hf_config.h"
+#include "hf/family/mamba_json.h"
 #include "hf/family/rope_json.h"
 #include "model/config/limits.h"
 #include "ops/short_conv/short_conv.h"
@@ -14,12 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-/// A size that a configuration of Tessera may have too.
 int64_t bounded(const ConfigJson& config, std::string_view key, int64_t least, int64_t most) {
-  const int64_t found = config.size(key, least);
-  require(found <= most, "{}: '{}' is {}, at most {} are supported", config.where(),
-          config.spelled(key), found, most);
-  return found;
+  return config.bounded(key, least, most);
 }
 
 std::optional<int64_t> optional_bounded(const ConfigJson& config, std::string_view key,
@@ -38,7 +35,18 @@ void read_deviation(const ConfigJson& config, ModelConfig& model) {
   model.init_deviation = found;
 }
 
+/// Of a family whose MLPs have no gates.
+Activation read_plain_activation(const ConfigJson& config) {
+  const std::string& name = config.text("hidden_act");
+  if (name == "relu2") return Activation::kRelu2;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::kGeluTanh;
+  user_error("{}: '{}' is {}; supported are relu2, gelu, gelu_new and gelu_pytorch_tanh",
+             config.where(), config.spelled("hidden_act"), quote_for_message(name));
+}
+
 Activation read_activation(const ConfigJson& config) {
+  if (config.family().plain_mlps) return read_plain_activation(config);
   const std::string& name = config.text("hidden_act");
   if (config.family().clamped_swiglu) {
     require(name == "silu", "{}: 'hidden_act' is {}; only silu is supported here", config.where(),
@@ -89,7 +97,9 @@ void read_shape(const ConfigJson& config, ModelConfig& model) {
   model.vocab_size = bounded(config, "vocab_size", 1, kMaxVocabulary);
   model.padding_token = read_padding_token(config, model.vocab_size);
   model.hidden_size = bounded(config, "hidden_size", 1, kMaxWidth);
-  model.num_layers = bounded(config, "num_hidden_layers", 1, kMaxLayers);
+  model.num_layers = config.family().mamba == MambaRule::kNemotron
+                         ? count_mamba_layers(config)
+                         : bounded(config, "num_hidden_layers", 1, kMaxLayers);
   model.num_heads = bounded(config, "num_attention_heads", 1, kMaxHeads);
   model.inner_size = bounded(config, "intermediate_size", 1, kMaxWidth);
   model.activation = read_activation(config);
@@ -355,6 +365,8 @@ void read_shared(const ConfigJson& config, MoeConfig& moe) {
   if (family.one_shared) moe.shared_inner_size = moe.inner_size;
   if (family.has_key("shared_intermediate_size"))
     moe.shared_inner_size = bounded(config, "shared_intermediate_size", 0, kMaxWidth);
+  if (family.has_key("moe_shared_expert_intermediate_size"))
+    moe.shared_inner_size = bounded(config, "moe_shared_expert_intermediate_size", 1, kMaxWidth);
   if (family.has_key("shared_expert_intermediate_size")) {
     moe.shared_inner_size = bounded(config, "shared_expert_intermediate_size", 1, kMaxWidth);
     moe.shared_gate = true;
@@ -414,6 +426,7 @@ ImportedConfig parse_hf_config(std::string_view given, const std::string& where)
   read_delta(config, model);
   model.rope = read_rope(config);
   if (imported.family->is_moe()) read_moe(config, model, imported.notes);
+  read_mamba(config, model);
   check_olmoe_heads(config, model);
   try {
     validate(model);

@@ -1,13 +1,10 @@
 #include "hf/family/tensor_map.h"
 
 #include <algorithm>
-#include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "core/error.h"
-#include "hf/family/name_list.h"
-#include "hf/family/packed_tensors.h"
 #include "model/weights/parameters.h"
 
 namespace tessera {
@@ -75,8 +72,11 @@ class MapBuilder {
 
   void add_tables() {
     const Shape table{layout_.vocab_size, model_.hidden_size};
-    link("model.embed_tokens.weight", table, "embedding.weight");
-    link_norm("model.norm.weight", model_.hidden_size, "final_norm.weight");
+    const bool nemotron = family_.mamba == MambaRule::kNemotron;
+    link(nemotron ? "backbone.embeddings.weight" : "model.embed_tokens.weight", table,
+         "embedding.weight");
+    link_norm(nemotron ? "backbone.norm_f.weight" : "model.norm.weight", model_.hidden_size,
+              "final_norm.weight");
     if (!model_.tie_embeddings) {
       link("lm_head.weight", table, "head.weight");
     } else if (layout_.stored_tied_head) {
@@ -84,7 +84,25 @@ class MapBuilder {
     }
   }
 
+  /// Nemotron-H's: a norm and what is called a mixer, whatever it is.
+  void add_single_layer(int64_t layer) {
+    hf_ = fmt::format("backbone.layers.{}.", layer);
+    own_ = layer_parameter_name(layer, "");
+    const char* norm = model_.has_mixer(layer) ? "attn_norm.weight" : "mlp_norm.weight";
+    link_norm(hf_ + "norm.weight", model_.hidden_size, own_ + norm);
+    if (model_.is_mamba_layer(layer)) {
+      add_mamba(hf_ + "mixer.");
+    } else if (model_.has_mixer(layer)) {
+      add_attention();
+    } else if (model_.is_moe_layer(layer)) {
+      add_moe();
+    } else {
+      add_mlp(hf_ + "mixer.", own_ + "mlp.", model_.dense_inner_size());
+    }
+  }
+
   void add_layer(int64_t layer) {
+    if (family_.mamba == MambaRule::kNemotron) return add_single_layer(layer);
     hf_ = fmt::format("model.layers.{}.", layer);
     own_ = layer_parameter_name(layer, "");
     link_norm(hf_ + "input_layernorm.weight", model_.hidden_size, own_ + "attn_norm.weight");
@@ -92,6 +110,8 @@ class MapBuilder {
               own_ + "mlp_norm.weight");
     if (model_.is_delta_layer(layer)) {
       add_delta();
+    } else if (model_.is_mamba_layer(layer)) {
+      add_mamba(hf_ + "mamba.");
     } else if (model_.is_latent()) {
       add_latent_attention();
     } else {
@@ -99,6 +119,8 @@ class MapBuilder {
     }
     if (model_.is_moe_layer(layer)) {
       add_moe();
+    } else if (family_.mamba == MambaRule::kGranite) {
+      add_linears(model_.dense_inner_size(), "mlp.");
     } else {
       add_mlp(hf_ + "mlp.", own_ + "mlp.", model_.dense_inner_size());
     }
@@ -110,8 +132,12 @@ class MapBuilder {
     if (bias) link_vector(hf_ + hf_name + ".bias", shape[0], own_ + own_name + ".bias");
   }
 
+  std::string attention_name() const {
+    return family_.mamba == MambaRule::kNemotron ? "mixer" : "self_attn";
+  }
+
   void add_output_projection() {
-    add_projection("self_attn.o_proj", "attn.o",
+    add_projection(attention_name() + ".o_proj", "attn.o",
                    {model_.hidden_size, model_.num_heads * model_.value_dim()}, model_.output_bias);
   }
 
@@ -122,10 +148,10 @@ class MapBuilder {
     if (model_.attention_gate) {
       add_gated_queries();
     } else {
-      add_projection("self_attn.q_proj", "attn.q", {queries, hidden}, model_.qkv_bias);
+      add_projection(attention_name() + ".q_proj", "attn.q", {queries, hidden}, model_.qkv_bias);
     }
-    add_projection("self_attn.k_proj", "attn.k", {keys, hidden}, model_.qkv_bias);
-    add_projection("self_attn.v_proj", "attn.v", {keys, hidden}, model_.qkv_bias);
+    add_projection(attention_name() + ".k_proj", "attn.k", {keys, hidden}, model_.qkv_bias);
+    add_projection(attention_name() + ".v_proj", "attn.v", {keys, hidden}, model_.qkv_bias);
     add_output_projection();
     if (model_.attention_sinks)
       link_vector(hf_ + "self_attn.sinks", model_.num_heads, own_ + "attn.sinks");
@@ -230,6 +256,43 @@ class MapBuilder {
     link(hf + "out_proj.weight", {hidden, values}, own_ + "delta.o.weight");
   }
 
+  /// One projection makes the gate, x, B, C and the steps, one convolution follows x, B and C.
+  void add_mamba(const std::string& hf) {
+    const MambaConfig& mamba = model_.mamba;
+    const int64_t hidden = model_.hidden_size;
+    const int64_t heads = mamba.num_heads;
+    const int64_t inner = mamba.inner();
+    const int64_t states = mamba.states();
+    const int64_t convolved = inner + 2 * states;
+    const int64_t rows = inner + convolved + heads;
+    const auto project = [&](const std::string& end, const Shape& shape, int64_t cols) {
+      link_groups(add_hf(hf + "in_proj" + end, shape), 1,
+                  {{"mamba.z" + end, inner},
+                   {"mamba.x" + end, inner},
+                   {"mamba.b" + end, states},
+                   {"mamba.c" + end, states},
+                   {"mamba.dt" + end, heads}},
+                  cols);
+    };
+    const auto convolve = [&](const std::string& end, const Shape& shape, int64_t cols) {
+      link_groups(add_hf(hf + "conv1d" + end, shape), 1,
+                  {{"mamba.x_conv" + end, inner},
+                   {"mamba.b_conv" + end, states},
+                   {"mamba.c_conv" + end, states}},
+                  cols);
+    };
+    project(".weight", {rows, hidden}, hidden);
+    if (mamba.proj_bias) project(".bias", {rows}, 1);
+    convolve(".weight", {convolved, 1, mamba.conv_size}, mamba.conv_size);
+    if (mamba.conv_bias) convolve(".bias", {convolved}, 1);
+    link_vector(hf + "A_log", heads, own_ + "mamba.log_decay");
+    link_vector(hf + "D", heads, own_ + "mamba.skip");
+    link_vector(hf + "dt_bias", heads, own_ + "mamba.step_bias");
+    link_vector(hf + "norm.weight", inner, own_ + "mamba.norm.weight");
+    link(hf + "out_proj.weight", {hidden, inner}, own_ + "mamba.o.weight");
+    if (mamba.proj_bias) link_vector(hf + "out_proj.bias", hidden, own_ + "mamba.o.bias");
+  }
+
   void add_latent_attention() {
     const LatentConfig& latent = model_.latent;
     const int64_t heads = model_.num_heads;
@@ -273,6 +336,14 @@ class MapBuilder {
 
   void add_mlp(const std::string& hf, const std::string& own, int64_t inner_size) {
     const Shape up{inner_size, model_.hidden_size};
+    if (family_.plain_mlps) {
+      link(hf + "up_proj.weight", up, own + "up.weight");
+      link(hf + "down_proj.weight", {model_.hidden_size, inner_size}, own + "down.weight");
+      if (!model_.mlp_bias) return;
+      link_vector(hf + "up_proj.bias", inner_size, own + "up.bias");
+      link_vector(hf + "down_proj.bias", model_.hidden_size, own + "down.bias");
+      return;
+    }
     link(hf + "gate_proj.weight", up, own + "gate_up.weight");
     link(hf + "up_proj.weight", up, own + "gate_up.weight", inner_size);
     link(hf + "down_proj.weight", {model_.hidden_size, inner_size}, own + "down.weight");
@@ -294,12 +365,18 @@ class MapBuilder {
       add_alternating_experts(hf + "experts.");
     } else if (family_.expert_tensors == ExpertTensors::kLinears) {
       add_fused_experts(hf + "input_linear.weight", hf + "output_linear.weight");
-      add_shared_linears();
+      add_linears(moe.shared_inner_size, "moe.shared.");
       return;
     } else if (layout_.fused_experts) {
       add_fused_experts(hf + "experts.gate_up_proj", hf + "experts.down_proj");
     } else {
       for (int64_t e = 0; e < moe.num_experts; ++e) add_expert(hf, e);
+    }
+    if (moe.latent_size > 0) {
+      const int64_t hidden = model_.hidden_size;
+      link(hf + "fc1_latent_proj.weight", {moe.latent_size, hidden},
+           own_ + "moe.latent_down.weight");
+      link(hf + "fc2_latent_proj.weight", {hidden, moe.latent_size}, own_ + "moe.latent_up.weight");
     }
     if (moe.shared_inner_size == 0) return;
     add_mlp(fmt::format("{}{}.", hf, family_.shared_name), own_ + "moe.shared.",
@@ -318,39 +395,45 @@ class MapBuilder {
     link(name, is_row ? Shape{1, count} : Shape{count}, own_ + "moe.expert_bias");
   }
 
-  void add_shared_linears() {
-    const int64_t inner_size = model_.moe.shared_inner_size;
+  /// Granite's shared expert, or dense MLP.
+  void add_linears(int64_t inner_size, const std::string& own_name) {
     if (inner_size == 0) return;
     const std::string hf = fmt::format("{}{}.", hf_, family_.shared_name);
     link(hf + "input_linear.weight", {2 * inner_size, model_.hidden_size},
-         own_ + "moe.shared.gate_up.weight");
+         own_ + own_name + "gate_up.weight");
     link(hf + "output_linear.weight", {model_.hidden_size, inner_size},
-         own_ + "moe.shared.down.weight");
+         own_ + own_name + "down.weight");
   }
 
   /// FC2 is stored input x output, unlike Hugging Face's.
   void link_down(size_t hf, int64_t hf_begin, int64_t expert) {
     const int64_t inner_size = model_.moe.inner_size;
-    const int64_t hidden = model_.hidden_size;
+    const int64_t width = model_.expert_width();
     map_.links.push_back({.hf = hf,
                           .hf_begin = hf_begin,
                           .own = own(own_ + "moe.experts.down.weight"),
-                          .own_begin = expert * inner_size * hidden,
+                          .own_begin = expert * inner_size * width,
                           .rows = inner_size,
-                          .cols = hidden,
+                          .cols = width,
                           .transposed = true});
   }
 
   void add_expert(const std::string& hf, int64_t expert) {
     const int64_t inner_size = model_.moe.inner_size;
-    const Shape up{inner_size, model_.hidden_size};
+    const Shape up{inner_size, model_.expert_width()};
     const auto& [gate_name, up_name, down_name] = family_.expert_names;
     const std::string name = fmt::format("{}experts.{}.", hf, expert);
-    const std::string own_name = own_ + "moe.experts.gate_up.weight";
-    link(fmt::format("{}{}.weight", name, gate_name), up, own_name, 2 * expert * inner_size);
-    link(fmt::format("{}{}.weight", name, up_name), up, own_name, (2 * expert + 1) * inner_size);
-    link_down(add_hf(fmt::format("{}{}.weight", name, down_name), {model_.hidden_size, inner_size}),
-              0, expert);
+    const std::string up_weight = fmt::format("{}{}.weight", name, up_name);
+    if (family_.plain_mlps) {
+      link(up_weight, up, own_ + "moe.experts.up.weight", expert * inner_size);
+    } else {
+      const std::string own_name = own_ + "moe.experts.gate_up.weight";
+      link(fmt::format("{}{}.weight", name, gate_name), up, own_name, 2 * expert * inner_size);
+      link(up_weight, up, own_name, (2 * expert + 1) * inner_size);
+    }
+    link_down(
+        add_hf(fmt::format("{}{}.weight", name, down_name), {model_.expert_width(), inner_size}), 0,
+        expert);
   }
 
   void add_fused_experts(const std::string& gate_up, const std::string& down_name) {
@@ -397,50 +480,6 @@ class MapBuilder {
   std::string own_;  // the same in Tessera
 };
 
-/// [first, end) of a tensor's elements.
-using Spans = std::vector<std::pair<int64_t, int64_t>>;
-
-/// The end of the elements covered without gap or overlap from the first one on.
-int64_t covered_end(Spans spans, const std::string& name) {
-  std::ranges::sort(spans);
-  int64_t end = 0;
-  for (const auto& [first, last] : spans) {
-    ensure(first == end, "the elements of '{}' are not mapped exactly once, near {}", name, end);
-    end = last;
-  }
-  return end;
-}
-
-bool may_be_unlinked(const std::string& name) {
-  return name.ends_with("moe.expert_bias") || name == "embedding.weight" || name == "head.weight";
-}
-
-void check_coverage(const TensorMap& map) {
-  std::vector<Spans> hf(map.hf.size());
-  std::vector<Spans> own(map.own.size());
-  for (const TensorLink& link : map.links) {
-    hf[link.hf].emplace_back(link.hf_begin, link.hf_begin + link.num_elements());
-    own[link.own].emplace_back(link.own_begin, link.own_begin + link.num_elements());
-  }
-  for (const auto& [copy, original] : map.copies) hf[copy] = hf[original];
-  for (size_t i = 0; i < map.hf.size(); ++i) {
-    ensure(covered_end(hf[i], map.hf[i].name) == map.hf[i].shape.num_elements(),
-           "'{}' is not mapped to its end", map.hf[i].name);
-  }
-  for (size_t i = 0; i < map.own.size(); ++i) {
-    const int64_t end = covered_end(own[i], map.own[i].name);
-    ensure(end == map.own[i].shape.num_elements() || may_be_unlinked(map.own[i].name),
-           "'{}' is not mapped to its end", map.own[i].name);
-  }
-}
-
-int64_t first_moe_layer(const ModelConfig& model) {
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    if (model.is_moe_layer(layer)) return layer;
-  }
-  return -1;
-}
-
 }  // namespace
 
 int64_t TensorLink::hf_index(int64_t idx) const {
@@ -460,58 +499,6 @@ TensorMap map_tensors(const Family& family, const ModelConfig& model, DType dtyp
   TensorMap map = MapBuilder(family, model, dtype, layout).build();
   check_coverage(map);
   return map;
-}
-
-HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfTensors& tensors) {
-  HfLayout layout{.vocab_size = model.vocab_size};
-  layout.stored_tied_head = model.tie_embeddings && tensors.find("lm_head.weight") != nullptr;
-  const int64_t layer = first_moe_layer(model);
-  if (layer < 0) return layout;
-  if (family.expert_tensors != ExpertTensors::kPlain) {
-    layout.fused_experts = true;
-    return layout;
-  }
-  const std::string plain = fmt::format("model.layers.{}.mlp.", layer);
-  layout.plain_moe_name =
-      family.moe_name != "mlp" &&
-      tensors.find(fmt::format("{}{}.weight", plain, family.router_name)) != nullptr;
-  const std::string_view name = layout.plain_moe_name ? "mlp" : family.moe_name;
-  layout.fused_experts =
-      tensors.find(fmt::format("model.layers.{}.{}.experts.gate_up_proj", layer, name)) != nullptr;
-  return layout;
-}
-
-void check_tensors(const TensorMap& map, const HfTensors& tensors,
-                   const std::vector<std::string>& ignored) {
-  std::vector<std::string> missing;
-  std::vector<std::string> misshapen;
-  std::set<std::string, std::less<>> known(ignored.begin(), ignored.end());
-  for (const MappedTensor& tensor : map.hf) {
-    known.insert(tensor.name);
-    const HfTensor* found = tensors.find(tensor.name);
-    const std::optional<PackedTensor> packed = find_packed(tensors, tensor.name);
-    if (found == nullptr && packed) {
-      known.insert({packed_blocks_name(tensor.name), packed_scales_name(tensor.name)});
-      check_packed(*packed, tensor.name, tensor.shape);
-    } else if (found == nullptr) {
-      missing.push_back(tensor.name);
-    } else if (!(found->entry->shape == tensor.shape)) {
-      misshapen.push_back(fmt::format("{} is {} instead of {}", tensor.name,
-                                      found->entry->shape.to_string(), tensor.shape.to_string()));
-    }
-  }
-  std::vector<std::string> left_over;
-  for (const auto& [name, tensor] : tensors.all()) {
-    if (!known.contains(name)) left_over.push_back(name);
-  }
-  const auto part = [](const char* title, const std::vector<std::string>& names) {
-    return names.empty() ? ""
-                         : fmt::format("; {} ({}): {}", title, names.size(), list_names(names));
-  };
-  require(missing.empty() && left_over.empty() && misshapen.empty(),
-          "{}: its tensors are not those of its configuration{}{}{}", tensors.path().string(),
-          part("missing", missing), part("left over", left_over),
-          part("of another shape", misshapen));
 }
 
 }  // namespace tessera

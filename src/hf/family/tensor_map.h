@@ -65,6 +65,9 @@ struct TensorMap {
 TensorMap map_tensors(const Family& family, const ModelConfig& model, DType dtype,
                       const HfLayout& layout);
 
+/// Throws InternalError unless every element is in one link, but for what may be linked to nothing.
+void check_coverage(const TensorMap& map);
+
 /// The layout that the names in a folder show.
 HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfTensors& tensors);
 

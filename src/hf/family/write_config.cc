@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "hf/family/config_json.h"
 #include "hf/family/hf_config.h"
+#include "hf/family/mamba_json.h"
 #include "hf/family/rope_json.h"
 
 namespace tessera {
@@ -28,6 +29,7 @@ class ConfigWriter {
   void put(const char* key, json value) { values_[key] = std::move(value); }
   void drop(const char* key) { values_.erase(key); }
   const Family& family() const { return family_; }
+  json& values() { return values_; }
   std::string text() const {
     json named = json::object();
     for (const auto& [key, value] : values_.items()) named[file_key(family_, key)] = value;
@@ -41,8 +43,11 @@ class ConfigWriter {
 
 const char* activation_name_of(Activation activation) {
   if (activation == Activation::kSwiGLUOai) return "silu";  // a family of its own has it
-  if (activation == Activation::kGeGLU) return "gelu";
-  return activation == Activation::kGeGLUTanh ? "gelu_pytorch_tanh" : "silu";
+  if (activation == Activation::kRelu2) return "relu2";
+  if (activation == Activation::kGeGLU || activation == Activation::kGelu) return "gelu";
+  const bool approximate =
+      activation == Activation::kGeGLUTanh || activation == Activation::kGeluTanh;
+  return approximate ? "gelu_pytorch_tanh" : "silu";
 }
 
 /// The factor on attention scores where no multiplier says another.
@@ -187,6 +192,7 @@ void write_moe(ConfigWriter& config, const ModelConfig& model) {
 }
 
 RopeConfig plain_rope(const RopeConfig& rope) {
+  if (rope.fraction == 0) return {.fraction = 0};
   RopeConfig plain;
   plain.base = rope.base;
   plain.fraction = rope.fraction;
@@ -260,6 +266,9 @@ ModelConfig plain_model(const ModelConfig& model) {
     if (model.is_delta_layer(layer)) plain.delta_layers.push_back(layer);
   }
   if (plain.delta_layers.empty()) plain.delta = {};
+  for (auto* layers : {&plain.mamba_layers, &plain.layers_without_mixer, &plain.layers_without_mlp})
+    std::ranges::sort(*layers);
+  if (plain.mamba_layers.empty()) plain.mamba = {};
   plain.moe = plain_moe(model);
   return plain;
 }
@@ -286,6 +295,7 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   write_delta(config, model);
   write_rope_keys(config, model);
   if (family.is_moe()) write_moe(config, model);
+  write_mamba(family, model, config.values());
   return config.text();
 }
 
@@ -306,7 +316,9 @@ std::vector<std::string> find_differences(const ModelConfig& here, const ModelCo
 }
 
 std::vector<std::string> inexpressible(const Family& family, const ModelConfig& model) {
-  if (!model.is_gated()) return {"model.activation: transformers' families have gated ones"};
+  if (model.is_gated() == family.plain_mlps)
+    return {fmt::format("model.activation: the family's MLPs are {}",
+                        family.plain_mlps ? "without gates" : "gated")};
   const std::string text = write_hf_config(family, model, DType::kF32, 2048);
   try {
     return find_differences(model, parse_hf_config(text, "config.json").model);
