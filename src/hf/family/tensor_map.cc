@@ -222,15 +222,14 @@ class MapBuilder {
   void add_apart_delta_projections(const std::string& hf) {
     const DeltaConfig& delta = model_.delta;
     const int64_t hidden = model_.hidden_size;
-    const int64_t heads = delta.num_value_heads;
     const int64_t keys = delta.keys();
     const int64_t values = delta.values();
     link_groups(add_hf(hf + "in_proj_qkv.weight", {2 * keys + values, hidden}), 1,
                 {{"delta.q.weight", keys}, {"delta.k.weight", keys}, {"delta.v.weight", values}},
                 hidden);
     link(hf + "in_proj_z.weight", {values, hidden}, own_ + "delta.z.weight");
-    link(hf + "in_proj_b.weight", {heads, hidden}, own_ + "delta.b.weight");
-    link(hf + "in_proj_a.weight", {heads, hidden}, own_ + "delta.a.weight");
+    link(hf + "in_proj_b.weight", {delta.num_value_heads, hidden}, own_ + "delta.b.weight");
+    link(hf + "in_proj_a.weight", {delta.num_value_heads, hidden}, own_ + "delta.a.weight");
   }
 
   void add_delta() {
@@ -240,11 +239,7 @@ class MapBuilder {
     const int64_t heads = delta.num_value_heads;
     const int64_t keys = delta.keys();
     const int64_t values = delta.values();
-    if (family_.apart_delta) {
-      add_apart_delta_projections(hf);
-    } else {
-      add_joined_delta_projections(hf);
-    }
+    family_.apart_delta ? add_apart_delta_projections(hf) : add_joined_delta_projections(hf);
     link_groups(add_hf(hf + "conv1d.weight", {2 * keys + values, 1, delta.conv_size}), 1,
                 {{"delta.q_conv.weight", keys},
                  {"delta.k_conv.weight", keys},
