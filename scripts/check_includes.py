@@ -52,6 +52,7 @@ LAYERS = [
     "step/build step/run",
     "sim",
     "hf/family",
+    "hf/transfer",
     "hf",
     "train/setup train/metrics",
     "train/state",

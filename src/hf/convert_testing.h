@@ -8,9 +8,9 @@
 
 #include "core/file/file.h"
 #include "hf/convert.h"
-#include "hf/elements.h"
 #include "hf/family/hf_tensors.h"
 #include "hf/testing.h"
+#include "hf/transfer/elements.h"
 
 namespace tessera {
 

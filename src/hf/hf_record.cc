@@ -7,7 +7,7 @@
 #include "core/config/strict_json.h"
 #include "core/error.h"
 #include "core/file/file.h"
-#include "hf/elements.h"
+#include "hf/transfer/elements.h"
 
 namespace tessera {
 namespace {

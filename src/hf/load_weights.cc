@@ -4,9 +4,9 @@
 #include <unordered_map>
 
 #include "core/error.h"
-#include "hf/elements.h"
 #include "hf/family/tensor_map.h"
-#include "hf/scaled_matrices.h"
+#include "hf/transfer/elements.h"
+#include "hf/transfer/scaled_matrices.h"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/tensor.h"
 #include "hf/adapter_parts.h"
-#include "hf/elements.h"
+#include "hf/transfer/elements.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "hf/transfer.h"
+#include "hf/transfer/transfer.h"
 #include "model/config/config.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 #include "core/file/file.h"
 #include "core/memory.h"
 #include "hf/adapter_parts.h"
-#include "hf/elements.h"
+#include "hf/transfer/elements.h"
 
 namespace tessera {
 namespace {

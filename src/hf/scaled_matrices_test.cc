@@ -1,5 +1,5 @@
 // Models whose matrices are E4M3 numbers with scales of blocks.
-#include "hf/scaled_matrices.h"
+#include "hf/transfer/scaled_matrices.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

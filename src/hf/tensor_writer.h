@@ -9,7 +9,7 @@
 
 #include "checkpoint/format/safetensors.h"
 #include "hf/convert.h"
-#include "hf/transfer.h"
+#include "hf/transfer/transfer.h"
 #include "hf/verify.h"
 
 namespace tessera {

@@ -9,10 +9,10 @@
 #include "core/random.h"
 #include "core/saturating.h"
 #include "hf/checkpoint_writer.h"
-#include "hf/elements.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
 #include "hf/tensor_writer.h"
+#include "hf/transfer/elements.h"
 #include "model/config/limits.h"
 #include "model/weights/parameters.h"
 

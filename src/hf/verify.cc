@@ -4,8 +4,8 @@
 
 #include "core/error.h"
 #include "core/file/hash.h"
-#include "hf/elements.h"
 #include "hf/family/name_list.h"
+#include "hf/transfer/elements.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "hf/transfer.h"
+#include "hf/transfer/transfer.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "hf/elements.h"
+#include "hf/transfer/elements.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,13 +1,13 @@
-#include "hf/transfer.h"
+#include "hf/transfer/transfer.h"
 
 #include <algorithm>
 #include <set>
 
 #include "core/error.h"
 #include "core/memory.h"
-#include "hf/elements.h"
 #include "hf/family/packed_tensors.h"
-#include "hf/scaled_matrices.h"
+#include "hf/transfer/elements.h"
+#include "hf/transfer/scaled_matrices.h"
 
 namespace tessera {
 namespace {

@@ -1,12 +1,12 @@
-#include "hf/scaled_matrices.h"
+#include "hf/transfer/scaled_matrices.h"
 
 #include <algorithm>
 
 #include "core/config/strict_json.h"
 #include "core/error.h"
 #include "core/fp8.h"
-#include "hf/elements.h"
 #include "hf/family/packed_tensors.h"
+#include "hf/transfer/elements.h"
 
 namespace tessera {
 namespace {
