@@ -29,7 +29,7 @@ class AdaptersCuda : public GpuTest {
 /// With ranks that tensor cores take and one that they do not.
 TEST_F(AdaptersCuda, TrainEvaluateAndContinueAsOnTheHost) {
   for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
-    const Settings base = settings("base", DeviceChoice::kCpu, precision);
+    Settings base = settings("base", DeviceChoice::kCpu, precision);
     {
       const auto trainer = make_trainer(base);
       for (int step = 0; step < 4; ++step) trainer->step();
