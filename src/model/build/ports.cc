@@ -156,9 +156,6 @@ bool in_contiguous(const Context& c) {
 bool in_packed(const Context& c) {
   return in_mixers(c) && !c.cache;
 }
-bool in_bounded(const Context& c) {
-  return in_packed(c) || in_paged(c) || in_slots(c);
-}
 bool in_embedding(const Context& c) {
   return c.role == ProgramRole::kEmbedding;
 }
@@ -188,6 +185,14 @@ bool in_clipped(const Context& c) {
 }
 bool in_moe(const Context& c) {
   return in_layers(c) && c.kind.moe;
+}
+/// Whether sequences have bounds that something reads: a mixer, or a router that balances within
+/// them.
+bool in_bounded(const Context& c) {
+  const bool balanced = in_moe(c) && !c.cache &&
+                        c.config.moe.balance_scope == BalanceTokens::kSequence &&
+                        !spreads_balance(c.config, c.groups);
+  return in_packed(c) || in_paged(c) || in_slots(c) || balanced;
 }
 bool in_biased_moe(const Context& c) {
   return in_moe(c) && c.config.moe.has_expert_bias();

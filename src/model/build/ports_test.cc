@@ -89,6 +89,8 @@ TEST_F(Ports, ProgramsHaveThoseOfTheirKind) {
 }
 
 TEST_F(Ports, OutputsComeInTheOrderOfTheRules) {
+  config_.moe.balance_scope = BalanceTokens::kSequence;
+  EXPECT_THAT(ports_of(layer({.moe = true, .no_mixer = true})), ::testing::Contains("cu_seqlens"));
   config_.moe.balance_scope = BalanceTokens::kGlobalBatch;
   const ModelProgram program = layer({.moe = true});
   Names names;

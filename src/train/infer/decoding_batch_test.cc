@@ -187,6 +187,9 @@ TEST(DecodingBatch, RefusesWhatItHasNoRoomFor) {
   expect_refused({.prompt = {1}, .options = {.max_tokens = 200}}, "cache of 128");
   expect_refused({.prompt = {1}, .options = {.max_tokens = 2, .top_p = 0}}, "top-p");
   EXPECT_THROW(rig.batch({.max_sequences = 0}), UserError);
+  rig.config.mamba_layers = {0};
+  EXPECT_THROW(rig.batch({}), UserError);
+  rig.config.mamba_layers.clear();
   EXPECT_THROW(rig.batch({.context = 0}), UserError);
   EXPECT_THROW(rig.batch({.cache_tokens = -1}), UserError);
 }

@@ -75,6 +75,24 @@ constexpr OptionFamily kFamilies[] = {
                                                                     .key_size = 12,
                                                                     .value_size = 7,
                                                                     .conv_size = 3}; }},
+    {"mamba", [](Settings& s) { s.model.mamba_layers = {0};
+                                s.model.rope.fraction = 0;
+                                s.model.mamba = {.num_heads = 4,
+                                                 .head_size = 32,
+                                                 .num_groups = 2,
+                                                 .state_size = 64}; }},
+    {"mamba_of_documents", [](Settings& s) { s.data.split_documents = true;
+                                             s.train.recompute = {"all"};
+                                             s.model.activation = Activation::kRelu2;
+                                             s.model.num_layers = 4;
+                                             s.model.mamba_layers = {0, 3};
+                                             s.model.layers_without_mlp = {0, 1};
+                                             s.model.layers_without_mixer = {2};
+                                             s.model.mamba = {.num_heads = 4,
+                                                              .head_size = 12,
+                                                              .state_size = 7,
+                                                              .conv_size = 3,
+                                                              .proj_bias = true}; }},
     // Experts.
     {"biased_experts", [](Settings& s) { s.model.moe.mlp_bias = s.model.moe.router_bias = true;
                                          s.model.activation = Activation::kSwiGLUOai; }},

@@ -239,6 +239,30 @@ void draw_delta(Draw& draw, RandomLayout& result) {
                  .conv_size = 1 + draw.upto(4)};
 }
 
+/// Mamba-2 in some layers, and layers of one part alone.
+void draw_mamba(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const ParallelSpec& parallel = result.settings.parallel;
+  const bool spreads_tokens =
+      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
+  if (spreads_tokens || model.window > 0 || result.settings.qk_clip > 0 || !draw.chance(3)) return;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (!model.is_delta_layer(layer) && draw.chance(2)) model.mamba_layers.push_back(layer);
+    const bool is_last = layer == model.num_layers - 1 && model.mtp_layers > 0;
+    if (is_last || !draw.chance(4)) continue;
+    const bool has_state = model.is_delta_layer(layer) || model.is_mamba_layer(layer);
+    (has_state ? model.layers_without_mlp : model.layers_without_mixer).push_back(layer);
+  }
+  const int64_t groups = parallel.layout.tp * (1 + draw.upto(2));
+  model.mamba = {.num_heads = groups * (1 + draw.upto(2)),
+                 .head_size = 3 + draw.upto(4),
+                 .num_groups = groups,
+                 .state_size = 3 + draw.upto(4),
+                 .conv_size = 1 + draw.upto(4),
+                 .conv_bias = draw.chance(2),
+                 .proj_bias = draw.chance(2)};
+}
+
 /// Slots for clones of hot experts, where nothing is drawn that they do not go with.
 void draw_clones(Draw& draw, RandomLayout& result) {
   MoeConfig& moe = result.settings.model.moe;
@@ -387,6 +411,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_multipliers(draw, result.settings.model);
     draw_delta(draw, result);
     draw_clones(draw, result);
+    draw_mamba(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

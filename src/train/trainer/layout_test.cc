@@ -223,6 +223,33 @@ TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
   agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
 }
 
+/// Layers with Mamba-2, their groups of heads spread, layers of a mixer alone and of experts alone.
+TEST(AnyLayouts, SpreadGroupsOfMamba) {
+  Settings settings = small_settings();
+  ModelConfig& model = settings.model;
+  model.num_layers = 4;
+  model.num_heads = 4;
+  model.num_kv_heads = 2;
+  model.head_size = 8;
+  model.rope.fraction = 0;
+  model.activation = Activation::kRelu2;
+  model.mamba_layers = {0, 1};
+  model.layers_without_mlp = {1, 2};
+  model.layers_without_mixer = {3};
+  model.mamba = {.num_heads = 8, .head_size = 6, .num_groups = 4, .state_size = 5};
+  settings.data.sequence_length = 16;
+  settings.data.split_documents = true;
+  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
+    settings.parallel.layout = layout;
+    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+    expect_agreement(settings, num_ranks);
+  };
+  agrees({.tp = 2}, 2);
+  settings.train.recompute = {"all"};
+  agrees({.tp = 4, .ep = 4}, 4);
+  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+}
+
 /// The options of Granite and Hunyuan: multipliers at every end, norms of rotated heads.
 TEST(AnyLayouts, ScaleAndNormRotatedHeads) {
   Settings settings = small_settings();

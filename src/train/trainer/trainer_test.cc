@@ -280,6 +280,19 @@ TEST(Generator, LogProbabilitiesWithGatedDeltaNet) {
   });
 }
 
+/// States of Mamba-2 beside keys and values without positions, and layers of one part.
+TEST(Generator, LogProbabilitiesWithMamba) {
+  expect_cache_agrees([](ModelConfig& model) {
+    model.num_layers = 3;
+    model.mamba_layers = {0};
+    model.layers_without_mlp = {0};
+    model.layers_without_mixer = {1};
+    model.rope.fraction = 0;
+    model.activation = Activation::kRelu2;
+    model.mamba = {.num_heads = 4, .head_size = 5, .num_groups = 2, .state_size = 6};
+  });
+}
+
 /// As Granite and Hunyuan have them.
 TEST(Generator, LogProbabilitiesWithMultipliersAndNormsOfRotatedHeads) {
   expect_cache_agrees([](ModelConfig& model) {
