@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/testing/case_share.h"
 #include "model/proof/prove_stage.h"
 #include "ops/dequantize/dequantize_testing.h"
 #include "ops/quantize/quantize_testing.h"
@@ -9,7 +10,6 @@
 #include "ops/testing/shadow_backend.h"
 #include "train/infer/loaded_model.h"
 #include "train/memory/planned_rank.h"
-#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/shadow_devices.h"
 #include "train/testing/tiny_run.h"
