@@ -30,7 +30,7 @@ const std::set<std::string_view> kElsewhere = {
     "paged_attention", "reload_pages",       "round_to_bf16",
     "scale_rows",      "stash_pages",        "sum_bf16_parts",
     "sum_of_squares",  "latent_keys",        "latent_outputs",
-    "latent_queries"};
+    "latent_queries",  "quantize_blocks"};
 
 TEST(OperatorRules, EveryOperatorOfLayersHasOne) {
   for (const auto& [name, kernel] : make_cpu_kernels()) {
