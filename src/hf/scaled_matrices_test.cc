@@ -109,8 +109,8 @@ TEST_P(ScaledModel, IsThatOfItsValues) {
     const auto report = import_plain(scratch_ / "scaled", scratch_ / ("scaled-" + own), choose);
     import_plain(scratch_ / "whole", scratch_ / ("whole-" + own), choose);
     const std::string file = "/model-00000.safetensors";
-    EXPECT_EQ(read_loose(scratch_ / ("scaled-" + own + file)),
-              read_loose(scratch_ / ("whole-" + own + file)));
+    EXPECT_EQ(read_loose(scratch_ / fmt::format("scaled-{}{}", own, file)),
+              read_loose(scratch_ / fmt::format("whole-{}{}", own, file)));
     EXPECT_GT(report.num_verified, 0);
     EXPECT_THAT(report.notes, ::testing::Contains(HasSubstr("matrices of E4M3 numbers become")));
     export_plain(scratch_ / ("scaled-" + own), scratch_ / ("scaled-back-" + own), model(), dtype);
