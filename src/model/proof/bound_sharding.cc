@@ -132,6 +132,7 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kValueCache:
     case Port::kCacheRows:
     case Port::kPageTable:
+    case Port::kCacheSlots:
     case Port::kQueryConvState:
     case Port::kKeyConvState:
     case Port::kValueConvState:
