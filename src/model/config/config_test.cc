@@ -202,6 +202,29 @@ TEST(Lora, CountsItsAdapters) {
   }
 }
 
+/// Layers without attention, and without an MLP, have none of their adapters.
+TEST(Lora, CountsAdaptersOfHybrids) {
+  ModelConfig config = testing::tiny_config();
+  config.num_layers = 5;
+  config.mamba_layers = {0, 4};
+  config.layers_without_mixer = {1};
+  config.layers_without_mlp = {2, 4};
+  for (const std::vector<std::string>& targets :
+       std::vector<std::vector<std::string>>{{"all"}, {"attn"}, {"moe"}}) {
+    config.lora = {.rank = 3, .targets = targets};
+    validate(config);
+    EXPECT_EQ(count_parameters(config).total, count_listed(config));
+    int64_t trained = 0;
+    for (const ParameterSpec& spec : list_parameters(config, DType::kF32))
+      trained += spec.placement.frozen ? 0 : spec.shape.num_elements();
+    EXPECT_GT(trained, 0);
+    EXPECT_EQ(count_parameters(config).trained, trained);
+  }
+  config.mamba_layers = {0, 2, 3, 4};
+  config.lora = {.rank = 3, .targets = {"attn"}};
+  EXPECT_THAT([&] { validate(config); }, ThrowsMessage<UserError>(HasSubstr("'attn'")));
+}
+
 TEST(Lora, RefusesWhatTheModelLacks) {
   const auto refused = [](LoraConfig lora, const char* text, auto change) {
     ModelConfig config = testing::tiny_config();

@@ -28,8 +28,10 @@ class MatrixList {
  public:
   explicit MatrixList(const ModelConfig& config) : config_(config) {
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-      ++(config.is_delta_layer(layer) ? num_delta_ : num_attention_);
-      ++(config.is_moe_layer(layer) ? num_moe_ : num_dense_);
+      const LayerKind kind = config.layer_kind(layer);
+      if (kind.attends()) ++num_attention_;
+      if (kind.delta) ++num_delta_;
+      if (!kind.no_mlp) ++(kind.moe ? num_moe_ : num_dense_);
     }
   }
 

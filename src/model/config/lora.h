@@ -26,8 +26,8 @@ struct LoraConfig {
 };
 
 /// The matrices of the model's layers that may have adapters, by name without ".weight": all that
-/// hidden states are multiplied by, but routers, gates of one number a token or head, and
-/// attn.kv_up, which generation applies to latents in another order.
+/// hidden states are multiplied by, but routers, gates of one number a token or head, Mamba-2's,
+/// and attn.kv_up, which generation applies to latents in another order.
 std::vector<std::string> adaptable_matrices(const ModelConfig& config);
 
 /// Whether a matrix has adapters: it is one of those and a target.
