@@ -11,12 +11,6 @@
 namespace tessera {
 namespace {
 
-/// This rank's rows of what is made for all heads.
-WeightPlacement head_share(const LayerBuilder& builder, const Shape& global) {
-  return {.slice = LayerBuilder::row_share(global, builder.tp_rank(), builder.tp()),
-          .tp_copies = 1};
-}
-
 /// Whether the tokens are of several sequences that go on.
 bool has_slots(const LayerBuilder& builder) {
   return builder.cache && builder.cache->is_paged();
@@ -29,7 +23,7 @@ void add_slots(LayerBuilder& builder, std::vector<ValueId>& inputs) {
 
 ValueId project(LayerBuilder& builder, const std::string& name, ValueId x, int64_t width) {
   const Shape global = {width, builder.config.hidden_size};
-  return builder.column_linear("delta." + name, x, head_share(builder, global).slice, 1, false,
+  return builder.column_linear("delta." + name, x, builder.head_rows(global).slice, 1, false,
                                "delta_" + name);
 }
 
@@ -39,7 +33,7 @@ ValueId convolve(LayerBuilder& builder, const std::string& name, ValueId x, int6
   const ValueId projected = project(builder, name, x, width);
   const ValueId weight =
       builder.f32_weight(fmt::format("delta.{}_conv.weight", name),
-                         head_share(builder, {width, builder.config.delta.conv_size}));
+                         builder.head_rows({width, builder.config.delta.conv_size}));
   const std::string result = fmt::format("delta_{}_conv", name);
   Program& program = builder.program();
   if (has_slots(builder)) {
@@ -61,8 +55,8 @@ std::vector<ValueId> build_gates(LayerBuilder& builder, ValueId x) {
   const int64_t heads = builder.config.delta.num_value_heads;
   const ValueId strength = project(builder, "b", x, heads);
   const ValueId step = project(builder, "a", x, heads);
-  const ValueId log_decay = builder.f32_weight("delta.log_decay", head_share(builder, {heads}));
-  const ValueId bias = builder.f32_weight("delta.decay_bias", head_share(builder, {heads}));
+  const ValueId log_decay = builder.f32_weight("delta.log_decay", builder.head_rows({heads}));
+  const ValueId bias = builder.f32_weight("delta.decay_bias", builder.head_rows({heads}));
   return builder.program().add(make_delta_gates(), {step, strength, log_decay, bias},
                                {"delta_decay", "delta_beta"});
 }

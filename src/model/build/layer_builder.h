@@ -60,6 +60,10 @@ struct LayerBuilder {
     const int64_t count = global[0] / parts;
     return Slice::of_rows(global, {{part * count, count}});
   }
+  /// This rank's of them, of what is made for all heads.
+  WeightPlacement head_rows(const Shape& global) const {
+    return {.slice = row_share(global, tp_rank(), tp()), .tp_copies = 1};
+  }
 
   /// x · weightᵀ with the whole weight "<name>.weight" [width, width of x] and, where `bias`,
   /// "<name>.bias".

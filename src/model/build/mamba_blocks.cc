@@ -7,15 +7,9 @@
 namespace tessera {
 namespace {
 
-/// This rank's rows of what is made for all heads or groups.
-WeightPlacement mamba_share(const LayerBuilder& builder, const Shape& global) {
-  return {.slice = LayerBuilder::row_share(global, builder.tp_rank(), builder.tp()),
-          .tp_copies = 1};
-}
-
 ValueId mamba_projection(LayerBuilder& builder, const std::string& name, ValueId x, int64_t width) {
   const Shape global = {width, builder.config.hidden_size};
-  return builder.column_linear("mamba." + name, x, mamba_share(builder, global).slice, 1,
+  return builder.column_linear("mamba." + name, x, builder.head_rows(global).slice, 1,
                                builder.config.mamba.proj_bias, "mamba_" + name);
 }
 
@@ -27,10 +21,10 @@ ValueId convolve_projected(LayerBuilder& builder, const std::string& name, Value
   const std::string weight = fmt::format("mamba.{}_conv", name);
   std::vector<ValueId> inputs = {
       projected,
-      builder.f32_weight(weight + ".weight", mamba_share(builder, {width, mamba.conv_size})),
+      builder.f32_weight(weight + ".weight", builder.head_rows({width, mamba.conv_size})),
       builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens)};
   if (mamba.conv_bias)
-    inputs.push_back(builder.f32_weight(weight + ".bias", mamba_share(builder, {width})));
+    inputs.push_back(builder.f32_weight(weight + ".bias", builder.head_rows({width})));
   const std::string result = fmt::format("mamba_{}_conv", name);
   Program& program = builder.program();
   if (!builder.cache) return program.add1(make_short_conv(mamba.conv_bias), inputs, result);
@@ -48,7 +42,7 @@ ValueId run_scan(LayerBuilder& builder, std::vector<ValueId> inputs) {
                      .min_step = mamba.min_step,
                      .max_step = mamba.max_step};
   for (const char* name : {"mamba.log_decay", "mamba.skip", "mamba.step_bias"})
-    inputs.push_back(builder.f32_weight(name, mamba_share(builder, {mamba.num_heads})));
+    inputs.push_back(builder.f32_weight(name, builder.head_rows({mamba.num_heads})));
   inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
   Program& program = builder.program();
   if (!builder.cache) return program.add1(make_ssd_scan(spec), inputs, "mamba_out");
@@ -71,7 +65,7 @@ ValueId build_mamba(LayerBuilder& builder, ValueId normed) {
   const ValueId dt = mamba_projection(builder, "dt", gathered, mamba.num_heads);
   const ValueId scanned = run_scan(builder, {x, dt, b, c});
   const ValueId weight =
-      builder.f32_weight("mamba.norm.weight", mamba_share(builder, {mamba.inner()}));
+      builder.f32_weight("mamba.norm.weight", builder.head_rows({mamba.inner()}));
   const GroupNormSpec norm{.num_groups = mamba.num_groups / builder.tp(), .eps = config.norm_eps};
   const ValueId gated =
       builder.program().add1(make_gated_group_norm(norm), {scanned, z, weight}, "mamba_gated");
