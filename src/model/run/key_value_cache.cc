@@ -13,6 +13,12 @@ std::vector<Port> cache_ports(LayerKind kind) {
           kind.mamba ? Port::kScanStates : Port::kDeltaStates};
 }
 
+Saturating bytes_of(const ValueType& type) {
+  Saturating bytes = dtype_size(type.dtype);
+  for (const int64_t size : type.shape.dims()) bytes = bytes * size;
+  return bytes;
+}
+
 }  // namespace
 
 int64_t cache_bytes(const ModelConfig& config, DType dtype, const CacheShape& cache) {
@@ -26,7 +32,7 @@ int64_t cache_bytes(const ModelConfig& config, DType dtype, const CacheShape& ca
     context.kind = config.layer_kind(layer);
     const bool in_slots = context.kind.delta && cache.is_paged();
     for (const Port port : cache_ports(context.kind))
-      bytes += Saturating(port_type(port, context).num_bytes()) * (in_slots ? cache.num_slots : 1);
+      bytes += bytes_of(port_type(port, context)) * (in_slots ? cache.num_slots : 1);
   }
   return bytes.value();
 }

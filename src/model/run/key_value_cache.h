@@ -30,7 +30,7 @@ class KeyValueCache {
   std::vector<std::vector<std::pair<Port, OwnedTensor>>> layers_;
 };
 
-/// The bytes of such a cache.
+/// The bytes of such a cache; the largest number where 64 bits do not hold them.
 int64_t cache_bytes(const ModelConfig& config, DType dtype, const CacheShape& shape);
 
 }  // namespace tessera

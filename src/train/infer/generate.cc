@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "core/saturating.h"
 #include "model/config/limits.h"
 #include "ops/choose_token/choose_token.h"
 #include "train/setup/machine.h"
@@ -25,13 +24,7 @@ std::vector<double> widen_row(const Tensor& logits, int64_t row) {
 /// Keys and values of this many tokens in the machine's memory.
 void check_cache(const ModelConfig& config, DType dtype, int64_t capacity, const Backend& backend) {
   if (!backend.is_host()) return;
-  // Other mixers keep states, however many tokens there are.
-  int64_t num_attending = 0;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer)
-    num_attending += config.is_attention_layer(layer) ? 1 : 0;
-  const Saturating of_token =
-      Saturating(num_attending) * config.kv_heads() * (config.head_dim() + config.value_dim());
-  require_host_memory((of_token * capacity * dtype_size(dtype)).value(), machine_memory(),
+  require_host_memory(cache_bytes(config, dtype, CacheShape{capacity}), machine_memory(),
                       fmt::format("a cache of {} tokens' keys and values", capacity));
 }
 
