@@ -6,6 +6,7 @@
 
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
+#include "ops/quantize/quantize_blocks.h"
 #include "program/rounding/fp8_products.h"
 #include "program/rounding/insert_roundings.h"
 #include "program/rounding/rounded_operand.h"
@@ -13,7 +14,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kStoredBlock = 128;
+constexpr int64_t kStoredBlock = QuantizeBlocks::kBlock;
 
 /// Whether the matrices of a product's weight are of whole blocks.
 bool has_whole_blocks(const Operator& op, const ValueType& weight) {
