@@ -11,16 +11,6 @@
 namespace tessera {
 namespace {
 
-/// Whether the tokens are of several sequences that go on.
-bool has_slots(const LayerBuilder& builder) {
-  return builder.cache && builder.cache->is_paged();
-}
-/// What says whose they are, and where the states are.
-void add_slots(LayerBuilder& builder, std::vector<ValueId>& inputs) {
-  for (const Port port : {Port::kCuSeqlens, Port::kCacheLength, Port::kCacheSlots})
-    inputs.push_back(builder.port(port));
-}
-
 ValueId project(LayerBuilder& builder, const std::string& name, ValueId x, int64_t width) {
   const Shape global = {width, builder.config.hidden_size};
   return builder.column_linear("delta." + name, x, builder.head_rows(global).slice, 1, false,
@@ -36,9 +26,9 @@ ValueId convolve(LayerBuilder& builder, const std::string& name, ValueId x, int6
                          builder.head_rows({width, builder.config.delta.conv_size}));
   const std::string result = fmt::format("delta_{}_conv", name);
   Program& program = builder.program();
-  if (has_slots(builder)) {
+  if (builder.has_slots()) {
     std::vector<ValueId> inputs = {projected, weight};
-    add_slots(builder, inputs);
+    builder.add_slots(inputs);
     return program.add(make_short_conv_batch(builder.cache->num_slots), inputs, {result},
                        {builder.port(state)})[0];
   }
@@ -69,8 +59,8 @@ ValueId run_rule(LayerBuilder& builder, std::vector<ValueId> inputs) {
                             .key_size = delta.key_size,
                             .value_size = delta.value_size};
   Program& program = builder.program();
-  if (has_slots(builder)) {
-    add_slots(builder, inputs);
+  if (builder.has_slots()) {
+    builder.add_slots(inputs);
     return program.add(make_gated_delta_batch(spec, builder.cache->num_slots), inputs,
                        {"delta_out"}, {builder.port(Port::kDeltaStates)})[0];
   }

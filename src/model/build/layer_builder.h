@@ -32,6 +32,13 @@ struct LayerBuilder {
   }
   /// The layer's value of a port that is no output.
   ValueId port(Port port) { return add_port(layer.forward, layer.ports, port, context()); }
+  /// Whether the tokens are of several sequences that go on, each with states in a slot.
+  bool has_slots() const { return cache && cache->is_paged(); }
+  /// Adds what says whose tokens they are, and where the states are.
+  void add_slots(std::vector<ValueId>& inputs) {
+    for (const Port of_slots : {Port::kCuSeqlens, Port::kCacheLength, Port::kCacheSlots})
+      inputs.push_back(port(of_slots));
+  }
   int64_t tp() const { return groups.tp->size(); }
   int64_t tp_rank() const { return groups.tp->rank(); }
 

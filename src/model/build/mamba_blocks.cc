@@ -2,6 +2,7 @@
 
 #include "ops/gated_norm/gated_group_norm.h"
 #include "ops/short_conv/short_conv.h"
+#include "ops/short_conv/short_conv_batch.h"
 #include "ops/ssd_scan/ssd_scan.h"
 
 namespace tessera {
@@ -21,15 +22,21 @@ ValueId convolve_projected(LayerBuilder& builder, const std::string& name, Value
   const std::string weight = fmt::format("mamba.{}_conv", name);
   std::vector<ValueId> inputs = {
       projected,
-      builder.f32_weight(weight + ".weight", builder.head_rows({width, mamba.conv_size})),
-      builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens)};
+      builder.f32_weight(weight + ".weight", builder.head_rows({width, mamba.conv_size}))};
+  if (builder.has_slots()) {
+    builder.add_slots(inputs);
+  } else {
+    inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
+  }
   if (mamba.conv_bias)
     inputs.push_back(builder.f32_weight(weight + ".bias", builder.head_rows({width})));
   const std::string result = fmt::format("mamba_{}_conv", name);
   Program& program = builder.program();
   if (!builder.cache) return program.add1(make_short_conv(mamba.conv_bias), inputs, result);
-  return program.add(make_short_conv_cached(mamba.conv_bias), inputs, {result},
-                     {builder.port(state)})[0];
+  const OperatorPtr goes_on = builder.has_slots()
+                                  ? make_short_conv_batch(builder.cache->num_slots, mamba.conv_bias)
+                                  : make_short_conv_cached(mamba.conv_bias);
+  return program.add(goes_on, inputs, {result}, {builder.port(state)})[0];
 }
 
 /// The scan itself, of x, dt, B and C.
@@ -43,8 +50,13 @@ ValueId run_scan(LayerBuilder& builder, std::vector<ValueId> inputs) {
                      .max_step = mamba.max_step};
   for (const char* name : {"mamba.log_decay", "mamba.skip", "mamba.step_bias"})
     inputs.push_back(builder.f32_weight(name, builder.head_rows({mamba.num_heads})));
-  inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
   Program& program = builder.program();
+  if (builder.has_slots()) {
+    builder.add_slots(inputs);
+    return program.add(make_ssd_scan_batch(spec, builder.cache->num_slots), inputs, {"mamba_out"},
+                       {builder.port(Port::kScanStates)})[0];
+  }
+  inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
   if (!builder.cache) return program.add1(make_ssd_scan(spec), inputs, "mamba_out");
   return program.add(make_ssd_scan_cached(spec), inputs, {"mamba_out"},
                      {builder.port(Port::kScanStates)})[0];

@@ -96,18 +96,18 @@ int64_t num_states(const Context& c) {
 ValueType key_conv_type(const Context& c) {
   const DeltaConfig& delta = c.config.delta;
   const MambaConfig& mamba = c.config.mamba;
-  return c.kind.mamba ? ValueType{c.shape.dtype, {mamba.conv_size, mamba.states()}}
+  return c.kind.mamba ? ValueType{c.shape.dtype, {num_states(c) * mamba.conv_size, mamba.states()}}
                       : ValueType{c.shape.dtype, {num_states(c) * delta.conv_size, delta.keys()}};
 }
 ValueType value_conv_type(const Context& c) {
   const DeltaConfig& delta = c.config.delta;
   const MambaConfig& mamba = c.config.mamba;
-  return c.kind.mamba ? ValueType{c.shape.dtype, {mamba.conv_size, mamba.inner()}}
+  return c.kind.mamba ? ValueType{c.shape.dtype, {num_states(c) * mamba.conv_size, mamba.inner()}}
                       : ValueType{c.shape.dtype, {num_states(c) * delta.conv_size, delta.values()}};
 }
 ValueType scan_states_type(const Context& c) {
   const MambaConfig& mamba = c.config.mamba;
-  return {DType::kF32, {mamba.num_heads * mamba.state_size, mamba.head_size}};
+  return {DType::kF32, {num_states(c) * mamba.num_heads * mamba.state_size, mamba.head_size}};
 }
 ValueType delta_states_type(const Context& c) {
   const DeltaConfig& delta = c.config.delta;
@@ -145,7 +145,7 @@ bool in_paged(const Context& c) {
   return in_cached_attention(c) && c.cache->is_paged();
 }
 bool in_slots(const Context& c) {
-  return in_cached_delta(c) && c.cache->is_paged();
+  return in_cached_recurrence(c) && c.cache->is_paged();
 }
 bool in_lengths(const Context& c) {
   return in_cached_attention(c) || in_slots(c);

@@ -68,6 +68,9 @@ TEST_F(Ports, ProgramsHaveThoseOfTheirKind) {
   EXPECT_EQ(ports_of(layer({.mamba = true}, CacheShape{8})),
             (Names{"hidden", "hidden_out", "start", "query_conv_state", "key_conv_state",
                    "value_conv_state", "scan_states"}));
+  EXPECT_EQ(ports_of(layer({.mamba = true}, slots)),
+            (Names{"hidden", "cu_seqlens", "hidden_out", "cache_length", "cache_slots",
+                   "query_conv_state", "key_conv_state", "value_conv_state", "scan_states"}));
   EXPECT_EQ(ports_of(layer({.no_mlp = true})), ports_of(layer({})));
   EXPECT_EQ(ports_of(layer({.no_mixer = true})), (Names{"hidden", "hidden_out"}));
   EXPECT_EQ(ports_of(layer({.no_mixer = true}, CacheShape{8})), (Names{"hidden", "hidden_out"}));

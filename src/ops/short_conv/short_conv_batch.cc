@@ -7,11 +7,12 @@
 namespace tessera {
 
 std::string ShortConvBatch::attributes() const {
-  return fmt::format("slots={}", num_slots_);
+  return fmt::format("slots={}{}", num_slots_, biased_ ? " bias" : "");
 }
 
 std::vector<ValueType> ShortConvBatch::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() == 5, "takes 5 inputs, got {}", inputs.size());
+  const size_t count = biased_ ? 6 : 5;
+  check_shape(*this, inputs.size() == count, "takes {} inputs, got {}", count, inputs.size());
   const ValueType& x = inputs[kX];
   check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim < 0,
               "x is {}, expected f32 or bf16 [T, C]", x.to_string());
@@ -25,7 +26,12 @@ std::vector<ValueType> ShortConvBatch::infer(std::span<const ValueType> inputs) 
   const ValueType& bounds = inputs[kCuSeqlens];
   check_shape(*this, bounds.dtype == DType::kI32 && bounds.shape.rank() == 1 && bounds.shape[0] > 0,
               "the bounds are {}, expected i32 [S + 1]", bounds.to_string());
-  check_batch_rows(*this, inputs.subspan(kCuSeqlens));
+  check_batch_rows(*this, inputs.subspan(kCuSeqlens, 3));
+  if (biased_) {
+    const ValueType bias{DType::kF32, {x.shape[1]}};
+    check_shape(*this, inputs[kBias] == bias, "the bias is {}, expected {}",
+                inputs[kBias].to_string(), bias.to_string());
+  }
   return {x, {x.dtype, {num_slots_ * weight.shape[1], x.shape[1]}}};
 }
 
@@ -37,8 +43,8 @@ Cost ShortConvBatch::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
-OperatorPtr make_short_conv_batch(int64_t num_slots) {
-  return std::make_shared<ShortConvBatch>(num_slots);
+OperatorPtr make_short_conv_batch(int64_t num_slots, bool biased) {
+  return std::make_shared<ShortConvBatch>(num_slots, biased);
 }
 
 }  // namespace tessera

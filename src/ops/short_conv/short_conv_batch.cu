@@ -17,6 +17,7 @@ template <typename T, int kTaps>
 struct BatchChannel {
   const ConvBatch& p;
   int64_t channel;
+  float bias;
   float weights[kTaps];
   float inputs[kTaps];  ///< the last ones, the newest last
 
@@ -24,6 +25,7 @@ struct BatchChannel {
     return static_cast<T*>(p.states) + static_cast<int64_t>(slot) * p.taps * p.channels + channel;
   }
   __device__ __forceinline__ void begin(int slot, bool is_first) {
+    bias = p.bias == nullptr ? 0.0F : p.bias[channel];
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) {
       const int tap = i - (kTaps - p.taps);
@@ -35,7 +37,7 @@ struct BatchChannel {
 #pragma unroll
     for (int i = 0; i + 1 < kTaps; ++i) inputs[i] = inputs[i + 1];
     inputs[kTaps - 1] = input;
-    float sum = 0;
+    float sum = bias;
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) sum += weights[i] * inputs[i];
     return Silu::value(sum);
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) convolve_batch(const ConvBatch p) {
   const int slot = p.slots[blockIdx.y];
   if (length < end - begin || slot < 0 || slot >= p.num_slots || end > p.tokens)
     fail("short_conv_batch: new tokens of a sequence that cannot have them, or no slot", slot);
-  BatchChannel<T, kTaps> own{p, channel, {}, {}};
+  BatchChannel<T, kTaps> own{p, channel, 0, {}, {}};
   own.begin(slot, length == end - begin);
   const auto* const x = static_cast<const T*>(p.x) + channel;
   for (int64_t first = begin; first < end; first += kAhead) {

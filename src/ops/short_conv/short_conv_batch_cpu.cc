@@ -22,8 +22,10 @@ struct BatchBlock {
   int64_t count;
   int64_t taps;
   float weights[ShortConv::kMaxTaps][kBlockChannels];  // turned: neighbours are channels
+  float bias[kBlockChannels] = {};
 
-  BatchBlock(const Args<ShortConvBatch>& args, int64_t first)
+  /// `biases`: of all channels, or null.
+  BatchBlock(const Args<ShortConvBatch>& args, const float* biases, int64_t first)
       : x(args.in(ShortConvBatch::kX).as<T>() + first),
         y(args.out(ShortConvBatch::kY).as<T>() + first),
         states(args.out(ShortConvBatch::kState).as<T>() + first),
@@ -34,6 +36,7 @@ struct BatchBlock {
     for (int64_t i = 0; i < taps; ++i) {
       for (int64_t c = 0; c < count; ++c) weights[i][c] = w[c * taps + i];
     }
+    if (biases != nullptr) std::copy_n(biases + first, count, bias);
   }
 
   /// Input `back` tokens before the sequence's first row, 1 being the last; null: none was.
@@ -47,7 +50,7 @@ struct BatchBlock {
   void convolve(const BatchRows& rows) const {
     for (int64_t t = rows.begin; t < rows.end; ++t) {
       simd::for_each_vector(count, [&](int64_t c, auto lanes) {
-        simd::Vec sum{};
+        simd::Vec sum = simd::load(bias + c, lanes);
         for (int64_t i = 0; i < taps; ++i) {
           const T* from = input(rows, t - taps + 1 + i);
           if (from != nullptr)
@@ -81,12 +84,13 @@ void short_conv_batch(const ShortConvBatch& op, const Args<ShortConvBatch>& args
                        .lengths = args.in(Op::kLengths).span<int32_t>(),
                        .slots = args.in(Op::kSlots).span<int32_t>()},
                       x.shape[0], op.num_slots());
+  const float* biases = op.biased() ? args.in(Op::kBias).as<float>() : nullptr;
   const int64_t blocks = (x.shape[1] + kBlockChannels - 1) / kBlockChannels;
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
 #pragma omp parallel for schedule(static)
     for (int64_t b = 0; b < blocks; ++b) {
-      const BatchBlock<T> block(args, b * kBlockChannels);
+      const BatchBlock<T> block(args, biases, b * kBlockChannels);
       for (const BatchRows& rows : batch) {
         block.convolve(rows);
         block.move_on(rows);

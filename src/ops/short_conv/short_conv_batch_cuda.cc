@@ -16,6 +16,7 @@ void short_conv_batch(const ShortConvBatch& op, const Args<ShortConvBatch>& args
                                  .taps = static_cast<int>(weight.shape[1]),
                                  .x = x.data,
                                  .weight = weight.as<float>(),
+                                 .bias = op.biased() ? args.in(Op::kBias).as<float>() : nullptr,
                                  .bounds = args.in(Op::kCuSeqlens).as<int32_t>(),
                                  .lengths = lengths.as<int32_t>(),
                                  .slots = args.in(Op::kSlots).as<int32_t>(),

@@ -17,6 +17,7 @@ struct ConvBatch {
   int taps;
   const void* x;
   const float* weight;
+  const float* bias;       ///< [channels], or null
   const int32_t* bounds;   ///< [S+1]
   const int32_t* lengths;  ///< [S]
   const int32_t* slots;    ///< [S]

@@ -1,5 +1,6 @@
 #include "ops/ssd_scan/ssd_scan.h"
 
+#include "ops/batch_rows.h"
 #include "ops/storage.h"
 
 namespace tessera {
@@ -106,12 +107,34 @@ Cost SsdScanCached::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
+std::string SsdScanBatch::attributes() const {
+  return fmt::format("{} slots={}", SsdOperator::attributes(), num_slots_);
+}
+
+std::vector<ValueType> SsdScanBatch::infer(std::span<const ValueType> inputs) const {
+  check_operands(inputs, 10);
+  check_batch_rows(*this, inputs.subspan(kCuSeqlens, 3));
+  const Shape states = {num_slots_ * spec().num_heads * spec().state_size, spec().head_size};
+  return {inputs[kX], {DType::kF32, states}};
+}
+
+Cost SsdScanBatch::cost(std::span<const ValueType> inputs,
+                        std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = recurrence_flops(inputs);
+  return cost;
+}
+
 OperatorPtr make_ssd_scan(const SsdSpec& spec) {
   return std::make_shared<SsdScan>(spec);
 }
 
 OperatorPtr make_ssd_scan_cached(const SsdSpec& spec) {
   return std::make_shared<SsdScanCached>(spec);
+}
+
+OperatorPtr make_ssd_scan_batch(const SsdSpec& spec, int64_t num_slots) {
+  return std::make_shared<SsdScanBatch>(spec, num_slots);
 }
 
 }  // namespace tessera

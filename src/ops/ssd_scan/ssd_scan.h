@@ -85,8 +85,34 @@ class SsdScanCached final : public SsdOperator {
   bool recomputable() const override { return false; }
 };
 
+/// The same of several sequences' tokens: those of sequence s, rows cu_seqlens[s] to
+/// cu_seqlens[s + 1], are the last of its lengths[s] tokens, and follow those behind which the
+/// states in slot slots[s] were. (x, dt, B, C, A_log, D, dt_bias, cu_seqlens I32 [S+1], lengths I32
+/// [S], slots I32 [S]) -> (y A [T, H·P], the states of all slots F32 [slots·H·N, P]). What a slot
+/// held is not read of a sequence that begins; one without rows, whose slot may be another's, has
+/// no effect; y of rows behind the last sequence's is 0. Token by token, so that the bits do not
+/// depend on how a sequence is cut. No gradient.
+class SsdScanBatch final : public SsdOperator {
+ public:
+  static constexpr std::string_view kName = "ssd_scan_batch";
+  enum Input : int { kX, kDt, kB, kC, kALog, kD, kDtBias, kCuSeqlens, kLengths, kSlots };
+  enum Output : int { kY, kStates };
+  SsdScanBatch(const SsdSpec& spec, int64_t num_slots) : SsdOperator(spec), num_slots_(num_slots) {}
+  std::string_view name() const override { return kName; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  bool accumulates(int output) const override { return output == kStates; }
+  bool recomputable() const override { return false; }
+  int64_t num_slots() const { return num_slots_; }
+
+ private:
+  int64_t num_slots_;
+};
+
 OperatorPtr make_ssd_scan(const SsdSpec& spec);
 OperatorPtr make_ssd_scan_cached(const SsdSpec& spec);
+OperatorPtr make_ssd_scan_batch(const SsdSpec& spec, int64_t num_slots);
 void add_ssd_scan_cpu(KernelTable& table);
 void add_ssd_scan_cuda(KernelTable& table);
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/slice.h"
+#include "ops/batch_rows.h"
 #include "ops/cpu_dispatch.h"
 #include "ops/sequence_bounds.h"
 #include "ops/simd.h"
@@ -191,6 +192,32 @@ void ssd_scan_cached(const SsdScanCached& op, const Args<SsdScanCached>& args) {
       if (is_first) std::fill_n(state, elements, 0.0F);
       scan_head(operands, IndexRange{0, x.shape[0]}, head, state, y);
     });
+  });
+}
+
+void ssd_scan_batch(const SsdScanBatch& op, const Args<SsdScanBatch>& args) {
+  using Op = SsdScanBatch;
+  const Tensor& x = args.in(Op::kX);
+  const std::vector<BatchRows> batch =
+      read_batch_rows(op,
+                      {.cu_seqlens = args.in(Op::kCuSeqlens).span<int32_t>(),
+                       .lengths = args.in(Op::kLengths).span<int32_t>(),
+                       .slots = args.in(Op::kSlots).span<int32_t>()},
+                      x.shape[0], op.num_slots());
+  const int64_t heads = op.spec().num_heads;
+  with_storage(x.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    const auto operands = SsdOperands<T>::of(op, args);
+    const int64_t elements = operands.state_elements();
+    T* y = args.out(Op::kY).as<T>();
+    for_each_ssd_task(std::ssize(batch) * heads, [&](int64_t task, int64_t /*worker*/) {
+      const BatchRows& rows = batch[task / heads];
+      const int64_t head = task % heads;
+      float* state = args.out(Op::kStates).as<float>() + (rows.slot * heads + head) * elements;
+      if (rows.is_first) std::fill_n(state, elements, 0.0F);
+      scan_head(operands, IndexRange{rows.begin, rows.end - rows.begin}, head, state, y);
+    });
+    std::fill(y + end_of_rows(batch) * x.shape[1], y + x.num_elements(), T(0.0F));
   });
 }
 
@@ -430,6 +457,7 @@ int64_t ssd_scan_backward_workspace(const SsdScanBackward& op, std::span<const V
 TESSERA_CPU_KERNELS(add_ssd_scan_cpu, table) {
   add_kernel<SsdScan>(table, ssd_scan, {.workspace = ssd_scan_workspace});
   add_kernel<SsdScanCached>(table, ssd_scan_cached);
+  add_kernel<SsdScanBatch>(table, ssd_scan_batch);
   add_kernel<SsdScanBackward>(table, ssd_scan_backward, {.workspace = ssd_scan_backward_workspace});
 }
 

@@ -85,6 +85,17 @@ void ssd_scan_cached(const SsdScanCached& op, const Args<SsdScanCached>& args) {
                                cuda::stream_of(args));
 }
 
+void ssd_scan_batch(const SsdScanBatch& op, const Args<SsdScanBatch>& args) {
+  using Op = SsdScanBatch;
+  cuda::launch_ssd_scan_batch({.x = describe_packed(op.spec(), args),
+                               .lengths = args.in(Op::kLengths).as<int32_t>(),
+                               .slots = args.in(Op::kSlots).as<int32_t>(),
+                               .num_slots = static_cast<int>(op.num_slots()),
+                               .y = args.out(Op::kY).data,
+                               .states = args.out(Op::kStates).as<float>()},
+                              cuda::stream_of(args));
+}
+
 void ssd_scan_backward(const SsdScanBackward& op, const Args<SsdScanBackward>& args) {
   using Op = SsdScanBackward;
   const cuda::SsdRows x = describe_packed(op.spec(), args);
@@ -102,8 +113,7 @@ void ssd_scan_backward(const SsdScanBackward& op, const Args<SsdScanBackward>& a
                                  cuda::stream_of(args));
 }
 
-template <bool kBackward>
-int64_t ssd_workspace(const SsdOperator& op, std::span<const ValueType> inputs) {
+void check_ssd_limits(const SsdOperator& op, std::span<const ValueType> inputs) {
   constexpr int64_t kMaxGridRows = 65535;
   const SsdSpec& spec = op.spec();
   const int64_t tokens = inputs[SsdScan::kX].shape[0];
@@ -111,7 +121,17 @@ int64_t ssd_workspace(const SsdOperator& op, std::span<const ValueType> inputs) 
   cuda::check_limit(op, spec.head_size, cuda::kMaxSsdWidth, "elements of a head");
   cuda::check_limit(op, spec.state_size, cuda::kMaxSsdWidth, "numbers of an element's state");
   cuda::check_limit(op, tokens * spec.num_groups, INT32_MAX, "tokens of groups");
-  return place(spec, tokens, kBackward, {}).num_bytes;
+}
+
+template <bool kBackward>
+int64_t ssd_workspace(const SsdOperator& op, std::span<const ValueType> inputs) {
+  check_ssd_limits(op, inputs);
+  return place(op.spec(), inputs[SsdScan::kX].shape[0], kBackward, {}).num_bytes;
+}
+
+int64_t ssd_batch_workspace(const SsdScanBatch& op, std::span<const ValueType> inputs) {
+  check_ssd_limits(op, inputs);
+  return 0;
 }
 
 }  // namespace
@@ -119,6 +139,7 @@ int64_t ssd_workspace(const SsdOperator& op, std::span<const ValueType> inputs) 
 void add_ssd_scan_cuda(KernelTable& table) {
   add_kernel<SsdScan>(table, ssd_scan, {.workspace = ssd_workspace<false>});
   add_kernel<SsdScanCached>(table, ssd_scan_cached, {.workspace = ssd_workspace<false>});
+  add_kernel<SsdScanBatch>(table, ssd_scan_batch, {.workspace = ssd_batch_workspace});
   add_kernel<SsdScanBackward>(table, ssd_scan_backward,
                               {.workspace = ssd_workspace<true>, .sets_accumulators = true});
 }

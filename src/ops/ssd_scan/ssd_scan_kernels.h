@@ -54,6 +54,17 @@ void launch_ssd_scan(const SsdRows& x, const SsdMarks& marks, void* y, cudaStrea
 void launch_ssd_scan_cached(const SsdRows& x, const SsdMarks& marks, void* y, float* states,
                             cudaStream_t stream);
 
+/// See SsdScanBatch: sequence s has the rows x.bounds[s] to x.bounds[s + 1].
+struct SsdBatch {
+  SsdRows x;
+  const int32_t* lengths;  ///< [S]
+  const int32_t* slots;    ///< [S]
+  int num_slots;
+  void* y;
+  float* states;  ///< [slots,H,N,P]
+};
+void launch_ssd_scan_batch(const SsdBatch& batch, cudaStream_t stream);
+
 /// Scratch memory of the backward pass beside the marks.
 struct SsdBackward {
   float* state_grads;  ///< [chunks,H,N,P]: behind the chunks

@@ -14,6 +14,7 @@ struct BatchCase {
   std::vector<int64_t> lengths;  ///< of the sequences, whose rows follow one another
   std::vector<Tensor> rows;      ///< inputs of a row for each token [T, ...], on the host
   std::vector<Tensor> fixed;     ///< and inputs of all passes, which stand behind them
+  std::vector<Tensor> last;      ///< and those that stand behind bounds, lengths and slots
   ValueType state;               ///< of all slots, one more than there are sequences
 
   int64_t num_sequences() const { return std::ssize(lengths); }
@@ -99,6 +100,7 @@ inline std::vector<double> run_in_passes(const Operator& op, const Backend& back
     give(pass.bounds);
     give(pass.lengths);
     give(pass.slots);
+    for (const Tensor& last : c.last) owned.push_back(copy_to(backend, last));
     std::vector<Tensor> in(owned.begin(), owned.end());
     for (const Tensor& input : in) types.push_back({input.dtype, input.shape});
     const ValueType type = op.infer(types).front();

@@ -19,9 +19,6 @@ namespace {
 
 /// The configuration of a batch: on the CPU, what fuses products has no products of rows.
 ModelConfig for_batch(ModelConfig config, const Backend& backend) {
-  require(config.mamba_layers.empty(),
-          "model.mamba_layers lists layers with Mamba-2, whose states are not kept for several "
-          "sequences at once; `tessera generate` with a single prompt writes them");
   if (backend.is_host()) config.moe.fuse_activation = false;
   return config;
 }

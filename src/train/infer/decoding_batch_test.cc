@@ -79,6 +79,11 @@ TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithStates) {
   expect_invariant(rig);
 }
 
+TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithScans) {
+  Rig rig(DType::kBF16, testing::make_mamba);
+  expect_invariant(rig);
+}
+
 /// The generator of single sequences is the same arithmetic up to the order of sums.
 void expect_as_the_generator(Rig& rig) {
   Generator generator(rig.config, rig.dtype, rig.backend, *rig.parameters, rig.experts);
@@ -115,6 +120,11 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithLatents) {
 /// Which takes tokens of a prompt by chunks.
 TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithStates) {
   Rig rig(DType::kF32, testing::make_delta);
+  expect_as_the_generator(rig);
+}
+
+TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithScans) {
+  Rig rig(DType::kF32, testing::make_mamba);
   expect_as_the_generator(rig);
 }
 
@@ -187,9 +197,6 @@ TEST(DecodingBatch, RefusesWhatItHasNoRoomFor) {
   expect_refused({.prompt = {1}, .options = {.max_tokens = 200}}, "cache of 128");
   expect_refused({.prompt = {1}, .options = {.max_tokens = 2, .top_p = 0}}, "top-p");
   EXPECT_THROW(rig.batch({.max_sequences = 0}), UserError);
-  rig.config.mamba_layers = {0};
-  EXPECT_THROW(rig.batch({}), UserError);
-  rig.config.mamba_layers.clear();
   EXPECT_THROW(rig.batch({.context = 0}), UserError);
   EXPECT_THROW(rig.batch({.cache_tokens = -1}), UserError);
 }

@@ -66,6 +66,12 @@ inline void make_delta(ModelConfig& model) {
   model.delta_layers = {0};
 }
 
+/// Mamba-2 in one layer, whose states are kept in slots.
+inline void make_mamba(ModelConfig& model) {
+  model.mamba = {.num_heads = 4, .head_size = 6, .num_groups = 2, .state_size = 9, .conv_size = 4};
+  model.mamba_layers = {0};
+}
+
 /// All that a sequence came to, so that bits can be compared.
 struct Written {
   std::vector<int32_t> ids;
