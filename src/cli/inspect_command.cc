@@ -328,6 +328,8 @@ int run_inspect(const InspectArguments& arguments) {
     Settings settings = resolve(arguments.config);
     require(!text_only || !arguments.json,
             "--program, --layout and --schedule print text only; leave out --json");
+    const bool of_training = text_only || arguments.memory || step || arguments.goal != "infer";
+    if (of_training) validate_without_data(settings);
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
     const auto schedule = apply_schedule(settings, ranks);
     if (schedule && !arguments.json) std::cout << "# " << describe(*schedule) << "\n";

@@ -78,6 +78,8 @@ TEST_F(CliLayout, SaysWhatMayBeCloned) {
               AllOf(HasSubstr("dispatcher all_to_all"),
                     HasSubstr("each rank may clone 2 hot experts of others")));
   expect_refused(inspect("--parallel.etp=2"), {"parallel.clone_experts 2 with parallel.etp 2"});
+  expect_refused(inspect("--train.precision=fp8"),
+                 {"parallel.clone_experts 2 with train.precision = \"fp8\""});
 }
 
 TEST_F(CliLayout, ListsEveryStagesPasses) {
