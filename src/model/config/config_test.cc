@@ -59,6 +59,18 @@ TEST(Presets, HaveTheirPublishedSizes) {
   expect_size("qwen3-next-80b-a3b", 80e9, 3.9e9);
   expect_size("qwen3.5-35b-a3b", 35e9, 3.45e9);
   expect_size("granite-3.1-3b-a800m", 3.3e9, 0.88e9);
+  // Llama 3 70B's 70.55 billion, of which 56.37 are MLPs that stand 8 times, or twice.
+  expect_size("llama3-8x70b", 70.55e9 + 7 * 56.37e9, 70.55e9 + 56.37e9);
+  expect_size("mixtral-8x22b-g8t8", 140.6e9, 39.2e9);
+  const auto expect_dense = [&](const char* name, double published, double hidden) {
+    const double size = published - 1024 * hidden;  // without learned positions
+    expect_size(name, size, size);
+  };
+  expect_dense("transformer-xs", 46e6, 512);
+  expect_dense("transformer-small", 125e6, 768);
+  expect_dense("transformer-medium", 356e6, 1024);
+  expect_dense("transformer-large", 760e6, 1536);
+  expect_dense("transformer-xl", 1316e6, 2048);
   // The model card leaves the embedding table out of what is active.
   const double table = 201088.0 * 2880;
   expect_size("gpt-oss-20b", 20.91e9, 3.61e9 + table);

@@ -62,6 +62,16 @@ constexpr std::string_view kNemotronNanoLayers =
     "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME";
 
 constexpr PublishedShape kPublished[] = {
+    {"transformer-xs", "Transformer-XS, MegaBlocks table 1", 6, 512, 8, 8, 0, 0, 1, true,
+     "[model]\ninner_size = 2048\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"transformer-small", "Transformer-Small, MegaBlocks table 1", 12, 768, 12, 12, 0, 0, 1, true,
+     "[model]\ninner_size = 3072\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"transformer-medium", "Transformer-Medium, MegaBlocks table 1", 24, 1024, 16, 16, 0, 0, 1,
+     true, "[model]\ninner_size = 4096\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"transformer-large", "Transformer-Large, MegaBlocks table 1", 24, 1536, 16, 16, 0, 0, 1, true,
+     "[model]\ninner_size = 6144\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"transformer-xl", "Transformer-XL, MegaBlocks table 1", 24, 2048, 16, 16, 0, 0, 1, true,
+     "[model]\ninner_size = 8192\nactivation = \"gelu\"\nvocab_size = 51200\n"},
     {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
     {"megablocks-small", "dMoE-Small, MegaBlocks table 2", 12, 768, 12, 12, 3072, 64, 1, true,
@@ -74,6 +84,12 @@ constexpr PublishedShape kPublished[] = {
     {"mixtral-8x22b", "Mixtral 8x22B, MegaScale-MoE table 2", 56, 6144, 48, 8, 16384, 8, 2, false,
      "[model]\nvocab_size = 32768\n[rope]\nbase = 1000000.0\n[moe]\nscore_order = "
      "\"after_top_k\"\n"},
+    {"mixtral-8x22b-g8t8", "Mixtral 8x22B with eight experts for one, Parallel Folding section 4.1",
+     56, 6144, 48, 8, 2048, 64, 8, false,
+     "[model]\nvocab_size = 32768\n[rope]\nbase = 1000000.0\n"},
+    {"llama3-8x70b", "Llama 3 70B with 8 experts for each MLP, Parallel Folding section 4.1", 80,
+     8192, 64, 8, 28672, 8, 2, false,
+     "[model]\nvocab_size = 128256\nnorm_eps = 1e-5\n[rope]\nbase = 500000.0\n"},
     {"internal-352b", "Internal-352B, MegaScale-MoE table 2", 60, 4096, 32, 8, 14336, 32, 3, false,
      "[model]\nvocab_size = 65536\n"},
     {"hunyuan-large", "Hunyuan-Large, MegaScale-MoE table 2", 64, 6400, 80, 8, 18304, 16, 1, false,
