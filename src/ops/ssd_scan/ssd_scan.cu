@@ -28,19 +28,9 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kPassed = 4;  // chunks whose states are loaded at once
 
-struct StatePass {
-  const float* chunk_decays;  // [chunks, H]
-  float* states;              // [chunks, H, elements]: each chunk's own part, then what comes in
-  float* ends;           // [H, elements]: before the first chunk, then behind the last; or null
-  const int32_t* start;  // of the former, which are read unless it is 0
-  int64_t elements;      // of a head
-  int heads;
-  int chunks;
-};
-
 /// A thread takes an element of all chunks, the last one first where kReverse.
 template <bool kReverse>
-__global__ void __launch_bounds__(kThreads) pass_states(const __grid_constant__ StatePass p) {
+__global__ void __launch_bounds__(kThreads) pass_states(const __grid_constant__ SsdStatePass p) {
   wait_for_earlier();
   const int64_t total = p.heads * p.elements;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -72,7 +62,7 @@ unsigned blocks_of(int64_t threads) {
   return static_cast<unsigned>(divide_up(threads, kThreads));
 }
 
-StatePass state_pass(const SsdRows& x, const SsdMarks& marks, float* states) {
+SsdStatePass state_pass(const SsdRows& x, const SsdMarks& marks, float* states) {
   return {.chunk_decays = marks.chunk_decays,
           .states = states,
           .ends = nullptr,
@@ -113,17 +103,21 @@ void launch_ssd_marks(const SsdRows& x, const SsdMarks& marks, cudaStream_t stre
   });
 }
 
+void pass_ssd_parts(const SsdStatePass& pass, bool reverse, cudaStream_t stream) {
+  launch_early(reverse ? pass_states<true> : pass_states<false>,
+               {blocks_of(pass.heads * pass.elements), kThreads}, stream, pass);
+}
+
 void pass_ssd_states(const SsdRows& x, const SsdMarks& marks, float* states, float* ends,
                      cudaStream_t stream) {
-  StatePass pass = state_pass(x, marks, states);
+  SsdStatePass pass = state_pass(x, marks, states);
   pass.ends = ends;
-  launch_early(pass_states<false>, {blocks_of(pass.heads * pass.elements), kThreads}, stream, pass);
+  pass_ssd_parts(pass, false, stream);
 }
 
 void pass_ssd_state_grads(const SsdRows& x, const SsdMarks& marks, float* grads,
                           cudaStream_t stream) {
-  const StatePass pass = state_pass(x, marks, grads);
-  launch_early(pass_states<true>, {blocks_of(pass.heads * pass.elements), kThreads}, stream, pass);
+  pass_ssd_parts(state_pass(x, marks, grads), true, stream);
 }
 
 void find_ssd_states(const SsdRows& x, const SsdMarks& marks, float* ends, cudaStream_t stream) {

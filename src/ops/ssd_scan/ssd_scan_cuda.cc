@@ -1,5 +1,6 @@
 #include "ops/cuda/limits.h"
 #include "ops/cuda/row_args.h"
+#include "ops/ssd_scan/ssd_dual.h"
 #include "ops/ssd_scan/ssd_scan.h"
 #include "ops/ssd_scan/ssd_scan_kernels.h"
 #include "ops/workspace.h"
@@ -70,8 +71,90 @@ PlacedSsd place(const SsdSpec& spec, int64_t tokens, bool is_backward,
   return placed;
 }
 
+struct PlacedDual {
+  cuda::SsdDual scratch{};
+  cuda::SsdDualBackward backward{};
+  int64_t num_bytes = 0;
+};
+
+/// Lays out the dual form's scratch memory.
+class DualLayout {
+ public:
+  DualLayout(const SsdSpec& spec, int64_t tokens, std::span<std::byte> memory)
+      : sizes_(cuda::ssd_dual_sizes(
+            tokens, static_cast<int>(spec.num_heads), static_cast<int>(spec.num_groups),
+            static_cast<int>(spec.head_size), static_cast<int>(spec.state_size))),
+        heads_(spec.num_heads),
+        groups_(spec.num_groups),
+        memory_(memory) {}
+
+  cuda::SsdDual forward() {
+    cuda::SsdDual x{};
+    x.starts = part<int32_t>(sizes_.chunks * int64_t{cuda::kSsdRows});
+    for (float** rows : {&x.steps, &x.sums, &x.reads, &x.ends, &x.writes}) *rows = chunk_rows();
+    x.kept = part<float>(sizes_.chunks * heads_);
+    x.products = part<float>(sizes_.chunks * groups_ * cuda::kSsdTriangle);
+    x.segment = part<float>(int64_t{sizes_.segments} * sizes_.slices * sizes_.state_values);
+    x.segment_kept = part<float>(sizes_.segments * heads_);
+    x.states = states();
+    return x;
+  }
+  cuda::SsdDualBackward backward() {
+    cuda::SsdDualBackward x{};
+    x.turned = part<float>(sizes_.chunks * groups_ * cuda::kSsdTriangle);
+    x.state_grads = states();
+    x.joined = part<float>(int64_t{sizes_.chunks} * sizes_.slices);
+    for (float** rows : {&x.read_dots, &x.write_dots, &x.row_sums, &x.column_sums, &x.skips})
+      *rows = chunk_rows();
+    const int64_t blocks = int64_t{sizes_.chunks} * sizes_.all_blocks;
+    x.squares = part<float>(blocks * cuda::kSsdTriangle);
+    x.of_b = part<float>(blocks * cuda::kSsdRows * sizes_.state_rows);
+    x.of_c = part<float>(blocks * cuda::kSsdRows * sizes_.state_rows);
+    for (float** terms : {&x.of_a_log, &x.of_skip, &x.of_bias})
+      *terms = part<float>(sizes_.chunks * heads_);
+    x.partials = part<float>(cuda::column_sums_bytes(heads_) / dtype_size(DType::kF32));
+    return x;
+  }
+  int64_t num_bytes() const { return layout_.num_bytes(); }
+
+ private:
+  template <typename T>
+  T* part(int64_t count) {
+    return workspace_part<T>(memory_, layout_.add<T>(count));
+  }
+  float* chunk_rows() { return part<float>(sizes_.chunks * heads_ * cuda::kSsdRows); }
+  void* states() {
+    return part<Bf16>(int64_t{sizes_.chunks} * sizes_.slices * sizes_.state_values);
+  }
+
+  cuda::SsdDualSizes sizes_;
+  int64_t heads_;
+  int64_t groups_;
+  std::span<std::byte> memory_;
+  WorkspaceLayout layout_;
+};
+
+PlacedDual place_dual(const SsdSpec& spec, int64_t tokens, bool is_backward,
+                      std::span<std::byte> memory) {
+  DualLayout layout(spec, tokens, memory);
+  PlacedDual placed;
+  placed.scratch = layout.forward();
+  if (is_backward) placed.backward = layout.backward();
+  placed.num_bytes = layout.num_bytes();
+  return placed;
+}
+
+bool is_dual(const SsdSpec& spec, DType dtype) {
+  return cuda::takes_ssd_dual(dtype, spec.head_size, spec.state_size);
+}
+
 void ssd_scan(const SsdScan& op, const Args<SsdScan>& args) {
   const cuda::SsdRows x = describe_packed(op.spec(), args);
+  if (is_dual(op.spec(), x.dtype)) {
+    const PlacedDual placed = place_dual(op.spec(), x.tokens, false, args.workspace);
+    cuda::launch_ssd_dual(x, placed.scratch, args.out(SsdScan::kY).data, cuda::stream_of(args));
+    return;
+  }
   cuda::launch_ssd_scan(x, place(op.spec(), x.tokens, false, args.workspace).marks,
                         args.out(SsdScan::kY).data, cuda::stream_of(args));
 }
@@ -99,18 +182,23 @@ void ssd_scan_batch(const SsdScanBatch& op, const Args<SsdScanBatch>& args) {
 void ssd_scan_backward(const SsdScanBackward& op, const Args<SsdScanBackward>& args) {
   using Op = SsdScanBackward;
   const cuda::SsdRows x = describe_packed(op.spec(), args);
+  const cuda::SsdGrads grads = {.y = args.in(Op::kGrad).data,
+                                .x = args.out(Op::kGradX).data,
+                                .dt = args.out(Op::kGradDt).data,
+                                .b = args.out(Op::kGradB).data,
+                                .c = args.out(Op::kGradC).data,
+                                .a_log = cuda::accumulator_of(args, args.out(Op::kGradALog)),
+                                .skip = cuda::accumulator_of(args, args.out(Op::kGradD)),
+                                .dt_bias = cuda::accumulator_of(args, args.out(Op::kGradDtBias)),
+                                .num_sms = cuda::context_of(args).num_sms()};
+  if (is_dual(op.spec(), x.dtype)) {
+    const PlacedDual placed = place_dual(op.spec(), x.tokens, true, args.workspace);
+    cuda::launch_ssd_dual_backward(x, placed.scratch, placed.backward, grads,
+                                   cuda::stream_of(args));
+    return;
+  }
   const PlacedSsd placed = place(op.spec(), x.tokens, true, args.workspace);
-  cuda::launch_ssd_scan_backward(x, placed.marks, placed.backward,
-                                 {.y = args.in(Op::kGrad).data,
-                                  .x = args.out(Op::kGradX).data,
-                                  .dt = args.out(Op::kGradDt).data,
-                                  .b = args.out(Op::kGradB).data,
-                                  .c = args.out(Op::kGradC).data,
-                                  .a_log = cuda::accumulator_of(args, args.out(Op::kGradALog)),
-                                  .skip = cuda::accumulator_of(args, args.out(Op::kGradD)),
-                                  .dt_bias = cuda::accumulator_of(args, args.out(Op::kGradDtBias)),
-                                  .num_sms = cuda::context_of(args).num_sms()},
-                                 cuda::stream_of(args));
+  cuda::launch_ssd_scan_backward(x, placed.marks, placed.backward, grads, cuda::stream_of(args));
 }
 
 void check_ssd_limits(const SsdOperator& op, std::span<const ValueType> inputs) {
@@ -123,10 +211,17 @@ void check_ssd_limits(const SsdOperator& op, std::span<const ValueType> inputs) 
   cuda::check_limit(op, tokens * spec.num_groups, INT32_MAX, "tokens of groups");
 }
 
-template <bool kBackward>
+enum class SsdPassKind { kForward, kBackward, kCached };
+
+template <SsdPassKind kPass>
 int64_t ssd_workspace(const SsdOperator& op, std::span<const ValueType> inputs) {
   check_ssd_limits(op, inputs);
-  return place(op.spec(), inputs[SsdScan::kX].shape[0], kBackward, {}).num_bytes;
+  const SsdSpec& spec = op.spec();
+  const int64_t tokens = inputs[SsdScan::kX].shape[0];
+  constexpr bool kBackward = kPass == SsdPassKind::kBackward;
+  return kPass != SsdPassKind::kCached && is_dual(spec, inputs[SsdScan::kX].dtype)
+             ? place_dual(spec, tokens, kBackward, {}).num_bytes
+             : place(spec, tokens, kBackward, {}).num_bytes;
 }
 
 int64_t ssd_batch_workspace(const SsdScanBatch& op, std::span<const ValueType> inputs) {
@@ -137,11 +232,13 @@ int64_t ssd_batch_workspace(const SsdScanBatch& op, std::span<const ValueType> i
 }  // namespace
 
 void add_ssd_scan_cuda(KernelTable& table) {
-  add_kernel<SsdScan>(table, ssd_scan, {.workspace = ssd_workspace<false>});
-  add_kernel<SsdScanCached>(table, ssd_scan_cached, {.workspace = ssd_workspace<false>});
+  add_kernel<SsdScan>(table, ssd_scan, {.workspace = ssd_workspace<SsdPassKind::kForward>});
+  add_kernel<SsdScanCached>(table, ssd_scan_cached,
+                            {.workspace = ssd_workspace<SsdPassKind::kCached>});
   add_kernel<SsdScanBatch>(table, ssd_scan_batch, {.workspace = ssd_batch_workspace});
-  add_kernel<SsdScanBackward>(table, ssd_scan_backward,
-                              {.workspace = ssd_workspace<true>, .sets_accumulators = true});
+  add_kernel<SsdScanBackward>(
+      table, ssd_scan_backward,
+      {.workspace = ssd_workspace<SsdPassKind::kBackward>, .sets_accumulators = true});
 }
 
 }  // namespace tessera

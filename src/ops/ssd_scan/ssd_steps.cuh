@@ -33,6 +33,18 @@ __device__ __forceinline__ SsdStep step_of(const SsdRows& x, int64_t at) {
 /// The pass over the states S [N, P]: from what chunks write alone to the states behind them.
 SsdPass ssd_state_pass(const SsdRows& x, const SsdMarks& marks);
 
+/// From what parts of the tokens, one after the other, add to states, to what lies before each.
+struct SsdStatePass {
+  const float* chunk_decays;  ///< [chunks, H]
+  float* states;              ///< [chunks, H, elements]: each part's own, then what comes in
+  float* ends;           ///< [H, elements]: before the first, then behind the last; or null for 0
+  const int32_t* start;  ///< of the former, which are read unless it is 0
+  int64_t elements;      ///< of a head
+  int heads;
+  int chunks;
+};
+void pass_ssd_parts(const SsdStatePass& pass, bool reverse, cudaStream_t stream);
+
 /// From each chunk's own part of `states` [chunks,H,N,P] to what lies before the chunks. `ends`:
 /// states [H,N,P] before the first chunk, which become those behind the last; or null for 0.
 void pass_ssd_states(const SsdRows& x, const SsdMarks& marks, float* states, float* ends,
