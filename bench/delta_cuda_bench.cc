@@ -3,13 +3,7 @@
 // move over the time as a share of what a copy reaches in the same run, its FLOPs over the time as
 // a share of a BF16 product's, and the time of whichever binds over the time.
 //   delta_cuda_bench [part of a name]
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <functional>
-#include <string_view>
-
-#include "gpu_calls.h"
+#include "operator_bench.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_norm.h"
@@ -27,23 +21,6 @@ constexpr GatedDeltaSpec kSpec{16, 32, 128, 128};
 constexpr int64_t kKeys = kSpec.num_key_heads * kSpec.key_size;
 constexpr int64_t kValues = kSpec.num_value_heads * kSpec.value_size;
 constexpr int64_t kTaps = 4;
-constexpr int64_t kCopyBytes = int64_t{512} << 20;
-
-struct Rates {
-  double copy;     ///< bytes read and written in a second
-  double product;  ///< FLOP/s
-};
-
-Rates measure_rates(const Gpu& gpu) {
-  const ValueType type{DType::kBF16, {kCopyBytes / 2}};
-  const OwnedTensor from = gpu.random(type);
-  const OwnedTensor to = gpu.tensor(type);
-  const double seconds = gpu.median_seconds([&] {
-    cuda::check(cudaMemcpyAsync(to.get().data, from.get().data, kCopyBytes,
-                                cudaMemcpyDeviceToDevice, gpu.context().stream()));
-  });
-  return {.copy = 2.0 * kCopyBytes / seconds, .product = dense_rate(gpu)};
-}
 
 ValueType rows(int64_t width) {
   return {DType::kBF16, {kTokens, width}};
@@ -61,47 +38,7 @@ OwnedTensor gates(const Gpu& gpu, float low, float high) {
   return result;
 }
 
-OwnedTensor sequence_bounds(const Gpu& gpu) {
-  OwnedTensor host(DType::kI32, {kSequences + 1});
-  for (int64_t s = 0; s <= kSequences; ++s)
-    host.get().as<int32_t>()[s] = static_cast<int32_t>(s * kLength);
-  OwnedTensor result = gpu.tensor({DType::kI32, {kSequences + 1}});
-  gpu.device().copy(result.get().data, host.get().data, host.get().num_bytes());
-  return result;
-}
-
-class Bench {
- public:
-  Bench(const Gpu& gpu, std::string_view wanted) : gpu_(gpu), wanted_(wanted) {
-    fmt::print("copy {:.0f} GB/s, product {:.0f} TFLOP/s\n{:24} {:>9} {:>7} {:>8} {:>7}\n",
-               rates_.copy * 1e-9, rates_.product * 1e-12, "", "us", "copy", "product", "bound");
-  }
-
-  void run(std::string_view name, OperatorPtr op, const std::vector<Tensor>& inputs) const {
-    if (name.find(wanted_) == std::string_view::npos) return;
-    const Call call(gpu_, op, inputs);
-    std::vector<ValueType> types;
-    double bytes = 0;
-    for (const Tensor& input : inputs) {
-      types.push_back({input.dtype, input.shape});
-      bytes += static_cast<double>(input.num_bytes());
-    }
-    for (const ValueType& output : op->infer(types))
-      bytes += static_cast<double>(output.num_bytes());
-    const double seconds = gpu_.median_seconds([&] { call.run_unset(); });
-    const double of_copy = bytes / rates_.copy / seconds;
-    const double of_product = call.flops() / rates_.product / seconds;
-    fmt::print("{:24} {:9.1f} {:6.1f}% {:7.1f}% {:6.1f}%\n", name, seconds * 1e6, 100 * of_copy,
-               100 * of_product, 100 * std::max(of_copy, of_product));
-  }
-
- private:
-  const Gpu& gpu_;
-  std::string_view wanted_;
-  Rates rates_ = measure_rates(gpu_);
-};
-
-void run_rule(const Gpu& gpu, const Bench& bench, const Tensor& bounds) {
+void run_rule(const Gpu& gpu, const OperatorBench& bench, const Tensor& bounds) {
   const OwnedTensor q = gpu.random(rows(kKeys));
   const OwnedTensor k = gpu.random(rows(kKeys));
   const OwnedTensor v = gpu.random(rows(kValues));
@@ -113,7 +50,7 @@ void run_rule(const Gpu& gpu, const Bench& bench, const Tensor& bounds) {
             {q, k, v, decay, beta, bounds, grad});
 }
 
-void run_others(const Gpu& gpu, const Bench& bench, const Tensor& bounds) {
+void run_others(const Gpu& gpu, const OperatorBench& bench, const Tensor& bounds) {
   const OwnedTensor x = gpu.random(rows(kValues));
   const OwnedTensor z = gpu.random(rows(kValues));
   const OwnedTensor grad = gpu.random(rows(kValues));
@@ -140,8 +77,8 @@ void run_others(const Gpu& gpu, const Bench& bench, const Tensor& bounds) {
 
 int main(int argc, char** argv) {
   const Gpu gpu;
-  const Bench bench(gpu, argc > 1 ? argv[1] : "");
-  const OwnedTensor bounds = sequence_bounds(gpu);
+  const OperatorBench bench(gpu, argc > 1 ? argv[1] : "");
+  const OwnedTensor bounds = sequence_bounds(gpu, kSequences, kLength);
   run_rule(gpu, bench, bounds);
   run_others(gpu, bench, bounds);
   return 0;

@@ -31,6 +31,10 @@ struct SsdChunk {
 
   __device__ __forceinline__ SsdChunk(const SsdRows& x, int chunk)
       : idx(chunk), begin(chunk * kSsdRows), count(min(kSsdRows, x.tokens - chunk * kSsdRows)) {}
+  /// Whether a sequence begins in it, so that the state before is not that behind.
+  __device__ __forceinline__ bool has_start(const SsdDual& scratch) const {
+    return scratch.starts[begin + count - 1] >= begin;
+  }
   /// Where a head's rows of chunks lie.
   __device__ __forceinline__ int64_t rows_at(const SsdRows& x, int head) const {
     return (static_cast<int64_t>(idx) * x.heads + head) * kSsdRows;

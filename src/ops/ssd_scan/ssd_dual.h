@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "ops/ssd_scan/ssd_scan_kernels.h"
 
 /// The scan of ssd_scan.h in its dual form (Transformers are SSMs, section 6) for BF16 on tensor
@@ -18,7 +20,7 @@ constexpr int kSsdTile = 16;  // of a chunk's squares, which are kept by such ti
 constexpr int kSsdTileValues = kSsdTile * kSsdTile;
 constexpr int kSsdTileRows = kSsdRows / kSsdTile;
 constexpr int kSsdTriangle = kSsdTileRows * (kSsdTileRows + 1) / 2 * kSsdTileValues;
-constexpr int kSsdSegment = 8;     // chunks that a block goes through, one after the other
+constexpr int kSsdWalks = 256;     // blocks that go through segments at once, or more
 constexpr int kSsdHeadBlock = 16;  // most heads whose gradients of B and C a block sums
 constexpr int kMaxSsdDualRows = 128;
 
@@ -31,7 +33,9 @@ inline bool takes_ssd_dual(DType dtype, int64_t head_size, int64_t state_size) {
 /// Numbers of things, from the operator's sizes.
 struct SsdDualSizes {
   int chunks;
-  int segments;
+  int segments;        ///< of chunks that a block goes through, one after the other
+  int segment_chunks;  ///< of all but the last
+  int group_pairs;     ///< of a group's slices
   int group_heads;
   int head_slices;
   int slices;       ///< of all heads
@@ -45,10 +49,13 @@ inline SsdDualSizes ssd_dual_sizes(int64_t tokens, int heads, int groups, int he
   const auto up = [](int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); };
   SsdDualSizes sizes{};
   sizes.chunks = static_cast<int>(num_ssd_chunks(tokens));
-  sizes.segments = up(sizes.chunks, kSsdSegment);
   sizes.group_heads = heads / groups;
   sizes.head_slices = up(head_size, kSsdSlice);
   sizes.slices = heads * sizes.head_slices;
+  sizes.group_pairs = up(int64_t{sizes.group_heads} * sizes.head_slices, 2);
+  const int wanted = up(kSsdWalks, int64_t{groups} * sizes.group_pairs);
+  sizes.segment_chunks = std::max(up(sizes.chunks, wanted), 1);
+  sizes.segments = up(sizes.chunks, sizes.segment_chunks);
   sizes.state_rows = state_size <= 64 ? 64 : 128;
   sizes.state_values = int64_t{sizes.state_rows} * kSsdSlice;
   sizes.head_blocks = up(sizes.group_heads, kSsdHeadBlock);

@@ -39,6 +39,7 @@ __device__ __forceinline__ void make_square(GroupShared<kRows>& shared, const Gr
     const int half = at % 2;
     float sum[4] = {};
     if (j <= tile) {
+#pragma unroll 4
       for (int block = 0; block < p.sizes.head_blocks; ++block) {
         const float4 own = *reinterpret_cast<const float4*>(
             squares + static_cast<int64_t>(block) * kSsdTriangle + tile_at(tile, j, half));
@@ -77,6 +78,7 @@ __device__ __forceinline__ void write_vectors(WarpTile<kSsdTile, kRows>& tile, c
         (static_cast<int64_t>(group) * p.sizes.head_blocks * p.sizes.chunks + chunk.idx) *
             kSsdRows * kRows +
         row * kRows + j;
+#pragma unroll 4
     for (int block = 0; block < p.sizes.head_blocks; ++block) {
       const float2 two = *reinterpret_cast<const float2*>(own + block * stride);
       a += two.x;

@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kSlices = 8;  // at most, of a block, one after the other
 constexpr int kPairs = kSsdSlice / 16;
-static_assert(kThreads / 32 * 2 == kSsdTileRows && kThreads == kSsdRows);
+static_assert(kThreads / 32 * 2 == kSsdTileRows);
 
 struct RowsCall {
   const void* vectors;    ///< what reads states: [T,G,N]
@@ -23,23 +23,31 @@ struct RowsCall {
 template <int kRows>
 struct RowsShared {
   static constexpr int kStride = kRows + kSsdPadding;
+  struct Stage {
+    BFloat16 values[kSsdRows * kSsdSliceStride];
+    BFloat16 states[kRows * kSsdSliceStride];
+    float sums[kSsdRows];
+    float steps[kSsdRows];
+    float factors[kSsdRows];
+  };
   union {
     BFloat16 vectors[kSsdRows * kStride];  // at first
-    struct {
-      BFloat16 values[kSsdRows * kSsdSliceStride];
-      BFloat16 states[kRows * kSsdSliceStride];
-    };
+    Stage stages[2];
   };
   float products[kSsdTriangle];
-  float sums[kSsdRows];
-  float steps[kSsdRows];
-  float factors[kSsdRows];
 };
+
+/// What the rounding of a pair left.
+__device__ __forceinline__ uint32_t pack_rest(float first, float second, uint32_t rounded) {
+  const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&rounded));
+  return pack_pair(first - pair.x, second - pair.y);
+}
 
 /// A warp's rows of a slice.
 template <int kRows, bool kReverse>
 struct RowTiles {
   using Shared = RowsShared<kRows>;
+  using Stage = typename Shared::Stage;
   uint32_t vectors[2][kRows / 16][4];
   float sums[2][2 * kPairs][4];
   int tiles[2];  // the one with more tiles of the triangle first
@@ -63,7 +71,7 @@ struct RowTiles {
     return tiles[i] * kSsdTile + half * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
   }
 
-  __device__ __forceinline__ void read_states(const Shared& shared) {
+  __device__ __forceinline__ void read_states(const Stage& stage) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -77,7 +85,7 @@ struct RowTiles {
 #pragma unroll
       for (int p = 0; p < kPairs; ++p) {
         uint32_t b[4];
-        load_fragment_columns_across(b, shared.states + k * 16 * kSsdSliceStride + p * 16,
+        load_fragment_columns_across(b, stage.states + k * 16 * kSsdSliceStride + p * 16,
                                      kSsdSliceStride);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -90,7 +98,7 @@ struct RowTiles {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float factor = shared.factors[row(i, half)];
+        const float factor = stage.factors[row(i, half)];
 #pragma unroll
         for (int j = 0; j < 2 * kPairs; ++j) {
           sums[i][j][2 * half] *= factor;
@@ -100,53 +108,70 @@ struct RowTiles {
     }
   }
 
-  /// A tile of the square: products times decays, and steps of the columns on the way forward.
-  __device__ __forceinline__ void make_square(uint32_t (&a)[4], const Shared& shared, int i,
-                                              int j) const {
+  /// Half a tile of the square: products times decays and steps, of columns or, where turned, of
+  /// rows; D is on its diagonal.
+  __device__ __forceinline__ float4 make_square(const float* products, const Stage& stage,
+                                                float skip, int i, int j, int half) const {
     const int tile = tiles[i];
-    const float first = shared.sums[row(i, 0)];
-    const float second = shared.sums[row(i, 1)];
+    const int column = j * kSsdTile + half * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
+    const int at = kReverse ? tile_at(j, tile, half) : tile_at(tile, j, half);
+    float4 square = *reinterpret_cast<const float4*>(products + at);
+    const float2 of_columns = *reinterpret_cast<const float2*>(stage.sums + column);
+    const float of_rows[2] = {stage.sums[row(i, 0)], stage.sums[row(i, 1)]};
+    const float2 step = *reinterpret_cast<const float2*>(stage.steps + column);
+    const auto decay = [&](int h, float of_column, float of_step) {
+      return kReverse ? decay_between(of_column, of_rows[h]) * stage.steps[row(i, h)]
+                      : decay_between(of_rows[h], of_column) * of_step;
+    };
+    square.x *= decay(0, of_columns.x, step.x);
+    square.y *= decay(0, of_columns.y, step.y);
+    square.z *= decay(1, of_columns.x, step.x);
+    square.w *= decay(1, of_columns.y, step.y);
+    if (j == tile) {
+      if (row(i, 0) == column) square.x += skip;
+      if (row(i, 0) == column + 1) square.y += skip;
+      if (row(i, 1) == column) square.z += skip;
+      if (row(i, 1) == column + 1) square.w += skip;
+    }
+    return square;
+  }
+  __device__ __forceinline__ void add_tile(int i, const uint32_t (&a)[4],
+                                           const uint32_t (&b)[kPairs][4]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int column = j * kSsdTile + half * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
-      const int at = kReverse ? tile_at(j, tile, half) : tile_at(tile, j, half);
-      const float4 product = *reinterpret_cast<const float4*>(shared.products + at);
-      const float2 of_columns = *reinterpret_cast<const float2*>(shared.sums + column);
-      const auto decay = [&](float of_row, float of_column) {
-        return kReverse ? decay_between(of_column, of_row) : decay_between(of_row, of_column);
-      };
-      float2 step = {1, 1};
-      if (!kReverse) step = *reinterpret_cast<const float2*>(shared.steps + column);
-      a[2 * half] = pack_pair(product.x * decay(first, of_columns.x) * step.x,
-                              product.y * decay(first, of_columns.y) * step.y);
-      a[2 * half + 1] = pack_pair(product.z * decay(second, of_columns.x) * step.x,
-                                  product.w * decay(second, of_columns.y) * step.y);
+    for (int p = 0; p < kPairs; ++p) {
+      fragment_product(sums[i][2 * p], a, b[p][0], b[p][1]);
+      fragment_product(sums[i][2 * p + 1], a, b[p][2], b[p][3]);
     }
   }
-  __device__ __forceinline__ void add_values(const Shared& shared) {
+  /// Of tiles on the diagonal, where D and a token's own product may all but cancel, also what
+  /// rounding leaves.
+  __device__ __forceinline__ void add_values(const float* products, const Stage& stage,
+                                             float skip) {
     const int first = kReverse ? tiles[0] : 0;
     const int last = kReverse ? kSsdTileRows - 1 : tiles[0];
     for (int j = first; j <= last; ++j) {
       uint32_t b[kPairs][4];
 #pragma unroll
       for (int p = 0; p < kPairs; ++p)
-        load_fragment_columns_across(b[p], shared.values + j * kSsdTile * kSsdSliceStride + p * 16,
+        load_fragment_columns_across(b[p], stage.values + j * kSsdTile * kSsdSliceStride + p * 16,
                                      kSsdSliceStride);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (i == 1 && (kReverse ? j < tiles[1] : j > tiles[1])) continue;
-        uint32_t a[4];
-        make_square(a, shared, i, j);
-#pragma unroll
-        for (int p = 0; p < kPairs; ++p) {
-          fragment_product(sums[i][2 * p], a, b[p][0], b[p][1]);
-          fragment_product(sums[i][2 * p + 1], a, b[p][2], b[p][3]);
-        }
+        const float4 left = make_square(products, stage, skip, i, j, 0);
+        const float4 right = make_square(products, stage, skip, i, j, 1);
+        const uint32_t a[4] = {pack_pair(left.x, left.y), pack_pair(left.z, left.w),
+                               pack_pair(right.x, right.y), pack_pair(right.z, right.w)};
+        add_tile(i, a, b);
+        if (j != tiles[i]) continue;
+        const uint32_t rest[4] = {pack_rest(left.x, left.y, a[0]), pack_rest(left.z, left.w, a[1]),
+                                  pack_rest(right.x, right.y, a[2]),
+                                  pack_rest(right.z, right.w, a[3])};
+        add_tile(i, rest, b);
       }
     }
   }
-  /// With D times the values, to global memory.
-  __device__ __forceinline__ void write(const Shared& shared, float skip, const SsdPart& to) const {
+  __device__ __forceinline__ void write(const SsdPart& to) const {
     const int lane_column = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -154,15 +179,11 @@ struct RowTiles {
       for (int half = 0; half < 2; ++half) {
         const int own = row(i, half);
         if (own >= to.rows) continue;
-        const float step = kReverse ? shared.steps[own] : 1.0F;
-        const BFloat16* values = shared.values + own * kSsdSliceStride + lane_column;
         BFloat16* line = const_cast<BFloat16*>(to.data) + own * to.stride + lane_column;
 #pragma unroll
         for (int j = 0; j < 2 * kPairs; ++j) {
-          if (8 * j >= to.columns) continue;
-          const float2 value = load_pair(values + 8 * j);
-          store_pair(line + 8 * j, step * sums[i][j][2 * half] + skip * value.x,
-                     step * sums[i][j][2 * half + 1] + skip * value.y);
+          if (8 * j < to.columns)
+            store_pair(line + 8 * j, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
         }
       }
     }
@@ -170,7 +191,7 @@ struct RowTiles {
 };
 
 template <int kRows, bool kReverse>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 2)
     give_rows(const __grid_constant__ SsdRows x, SsdDual scratch, SsdDualSizes sizes,
               RowsCall call) {
   using Shared = RowsShared<kRows>;
@@ -193,28 +214,33 @@ __global__ void __launch_bounds__(kThreads, 3)
   __syncthreads();
   RowTiles<kRows, kReverse> tiles;
   tiles.load_vectors(shared);
-  for (int slice = begin; slice < end; ++slice) {
+  const auto load = [&](int slice) {
+    auto& stage = shared.stages[slice % 2];
     const int head = slice / sizes.head_slices;
-    const int part = slice % sizes.head_slices;
-    const SsdPart values = slice_rows(x, call.values, chunk, head, part);
-    const BFloat16* states =
-        bf16(call.states) +
+    copy_part<kSsdRows, kSsdSlice, kSsdSliceStride, kThreads>(
+        stage.values, slice_rows(x, call.values, chunk, head, slice % sizes.head_slices));
+    const int64_t at =
         (static_cast<int64_t>(chunk.idx) * sizes.slices + slice) * sizes.state_values;
-    __syncthreads();
-    copy_part<kSsdRows, kSsdSlice, kSsdSliceStride, kThreads>(shared.values, values);
-    copy_part<kRows, kSsdSlice, kSsdSliceStride, kThreads>(shared.states,
-                                                           {states, kSsdSlice, kRows, kSsdSlice});
+    copy_part<kRows, kSsdSlice, kSsdSliceStride, kThreads>(
+        stage.states, {bf16(call.states) + at, kSsdSlice, kRows, kSsdSlice});
+    const int64_t rows_at = chunk.rows_at(x, head);
+    copy_floats<kSsdRows, kThreads>(stage.sums, scratch.sums + rows_at);
+    copy_floats<kSsdRows, kThreads>(stage.steps, scratch.steps + rows_at);
+    copy_floats<kSsdRows, kThreads>(stage.factors, call.factors + rows_at);
     commit_copies();
-    const int64_t rows_at = chunk.rows_at(x, head) + threadIdx.x;
-    shared.sums[threadIdx.x] = scratch.sums[rows_at];
-    shared.steps[threadIdx.x] = scratch.steps[rows_at];
-    shared.factors[threadIdx.x] = call.factors[rows_at];
+  };
+  __syncthreads();
+  load(begin);
+  for (int slice = begin; slice < end; ++slice) {
+    const auto& stage = shared.stages[slice % 2];
+    const int head = slice / sizes.head_slices;
     const float skip = x.skip[head];
     wait_copies<0>();
     __syncthreads();
-    tiles.read_states(shared);
-    tiles.add_values(shared);
-    tiles.write(shared, skip, slice_rows(x, call.to, chunk, head, part));
+    if (slice + 1 < end) load(slice + 1);
+    tiles.read_states(stage);
+    tiles.add_values(shared.products, stage, skip);
+    tiles.write(slice_rows(x, call.to, chunk, head, slice % sizes.head_slices));
   }
 }
 
@@ -247,7 +273,7 @@ void launch_ssd_dual_rows(const SsdRows& x, const SsdDual& scratch, const SsdDua
                            .values = grad,
                            .states = backward->state_grads,
                            .products = backward->turned,
-                           .factors = scratch.ends,
+                           .factors = scratch.writes,
                            .to = to},
                           stream);
     }

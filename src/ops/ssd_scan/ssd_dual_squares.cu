@@ -10,15 +10,23 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 static_assert(kWarps == kSsdTileRows);
 
-struct SquaresShared {
+struct SquaresStage {
   BFloat16 grads[kSsdRows * kSsdSliceStride];
   BFloat16 values[kSsdRows * kSsdSliceStride];
-  float products[kSsdTriangle];
   float sums[kSsdRows];
   float steps[kSsdRows];
-  float row_sums[kSsdRows];
-  float skips[kSsdRows];
-  float column_sums[kWarps][kSsdRows];  // of each warp's rows
+};
+constexpr int kColumnSums = kSsdTile * kSsdTileRows * (kSsdTileRows + 1) / 2;
+
+struct SquaresShared {
+  SquaresStage stages[2];
+  float products[kSsdTriangle];
+  float column_sums[kColumnSums];  // of each row of tiles, those that it has
+
+  /// Where a row of tiles has those of a column.
+  __device__ __forceinline__ float& column_sum(int tile, int column) {
+    return column_sums[kSsdTile * (tile * (tile + 1) / 2) + column];
+  }
 };
 
 /// Sums over the eight lanes that share columns: of value i to the lane whose lane / 4 is 2 i.
@@ -51,14 +59,14 @@ struct SquareTiles {
   }
 
   /// Of one slice.
-  __device__ __forceinline__ void add(SquaresShared& shared) {
+  __device__ __forceinline__ void add(SquaresShared& shared, const SquaresStage& stage) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     uint32_t a[kSsdSlice / 16][4];
 #pragma unroll
     for (int k = 0; k < kSsdSlice / 16; ++k)
-      load_fragment_rows(a[k], shared.grads + tile * kSsdTile * kSsdSliceStride + 16 * k,
+      load_fragment_rows(a[k], stage.grads + tile * kSsdTile * kSsdSliceStride + 16 * k,
                          kSsdSliceStride);
-    const float of_rows[2] = {shared.sums[row(0)], shared.sums[row(1)]};
+    const float of_rows[2] = {stage.sums[row(0)], stage.sums[row(1)]};
 #pragma unroll
     for (int j = 0; j < kSsdTileRows; ++j) {
       if (j > tile) continue;
@@ -66,7 +74,7 @@ struct SquareTiles {
 #pragma unroll
       for (int k = 0; k < kSsdSlice / 16; ++k) {
         uint32_t b[4];
-        load_fragment_columns(b, shared.values + j * kSsdTile * kSsdSliceStride + 16 * k,
+        load_fragment_columns(b, stage.values + j * kSsdTile * kSsdSliceStride + 16 * k,
                               kSsdSliceStride);
         fragment_product(fresh[0], a[k], b[0], b[1]);
         fragment_product(fresh[1], a[k], b[2], b[3]);
@@ -79,8 +87,8 @@ struct SquareTiles {
         const float4 four =
             *reinterpret_cast<const float4*>(shared.products + tile_at(tile, j, half));
         const float product[4] = {four.x, four.y, four.z, four.w};
-        const float2 sums = *reinterpret_cast<const float2*>(shared.sums + column);
-        const float2 steps = *reinterpret_cast<const float2*>(shared.steps + column);
+        const float2 sums = *reinterpret_cast<const float2*>(stage.sums + column);
+        const float2 steps = *reinterpret_cast<const float2*>(stage.steps + column);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float decay = decay_between(of_rows[e / 2], e % 2 == 0 ? sums.x : sums.y);
@@ -94,7 +102,7 @@ struct SquareTiles {
       const float sum = sum_columns(of_columns);
       if (lane / 4 % 2 == 0) {
         const int i = lane / 8;  // which of the four columns
-        shared.column_sums[tile][j * kSsdTile + i / 2 * 8 + lane % 4 * 2 + i % 2] += sum;
+        shared.column_sum(tile, j * kSsdTile + i / 2 * 8 + lane % 4 * 2 + i % 2) += sum;
       }
     }
   }
@@ -108,15 +116,15 @@ struct SquareTiles {
       }
     }
   }
-  /// Leaves a head's sums by rows in shared memory.
-  __device__ __forceinline__ void give_rows(SquaresShared& shared) {
+  /// A head's sums by rows, to global memory.
+  __device__ __forceinline__ void write_rows(const SsdDualBackward& to, int64_t rows_at) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = sum_lanes<4>(row_sums[half]);
       const float skip = sum_lanes<4>(skips[half]);
       if (threadIdx.x % 4 == 0) {
-        shared.row_sums[row(half)] = sum;
-        shared.skips[row(half)] = skip;
+        to.row_sums[rows_at + row(half)] = sum;
+        to.skips[rows_at + row(half)] = skip;
       }
       row_sums[half] = 0;
       skips[half] = 0;
@@ -135,20 +143,17 @@ struct SquareTiles {
   }
 };
 
-/// A head's sums to global memory, by the first threads; their places are cleared for the next.
-__device__ __forceinline__ void write_sums(SquaresShared& shared, const SsdDualBackward& to,
-                                           int64_t rows_at) {
+/// A head's sums by columns to global memory, by the first threads; their places are cleared.
+__device__ __forceinline__ void write_columns(SquaresShared& shared, const SsdDualBackward& to,
+                                              int64_t rows_at) {
   if (threadIdx.x >= kSsdRows) return;
-  const int row = static_cast<int>(threadIdx.x);
+  const int column = static_cast<int>(threadIdx.x);
   float sum = 0;
-#pragma unroll
-  for (int tile = 0; tile < kWarps; ++tile) {
-    sum += shared.column_sums[tile][row];
-    shared.column_sums[tile][row] = 0;
+  for (int tile = column / kSsdTile; tile < kSsdTileRows; ++tile) {
+    sum += shared.column_sum(tile, column);
+    shared.column_sum(tile, column) = 0;
   }
-  to.column_sums[rows_at + row] = sum;
-  to.row_sums[rows_at + row] = shared.row_sums[row];
-  to.skips[rows_at + row] = shared.skips[row];
+  to.column_sums[rows_at + column] = sum;
 }
 
 __global__ void __launch_bounds__(kThreads, 2)
@@ -165,27 +170,33 @@ __global__ void __launch_bounds__(kThreads, 2)
   copy_floats<kSsdTriangle, kThreads>(
       shared.products,
       scratch.products + (static_cast<int64_t>(chunk.idx) * x.groups + group) * kSsdTriangle);
-  for (int i = static_cast<int>(threadIdx.x); i < kWarps * kSsdRows; i += kThreads)
-    (&shared.column_sums[0][0])[i] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < kColumnSums; i += kThreads)
+    shared.column_sums[i] = 0;
+  const int steps = (end - begin) * sizes.head_slices;
+  const auto load = [&](int step) {
+    SquaresStage& stage = shared.stages[step % 2];
+    const int head = begin + step / sizes.head_slices;
+    const int part = step % sizes.head_slices;
+    copy_part<kSsdRows, kSsdSlice, kSsdSliceStride, kThreads>(
+        stage.grads, slice_rows(x, grad, chunk, head, part));
+    copy_part<kSsdRows, kSsdSlice, kSsdSliceStride, kThreads>(
+        stage.values, slice_rows(x, x.x, chunk, head, part));
+    copy_floats<kSsdRows, kThreads>(stage.sums, scratch.sums + chunk.rows_at(x, head));
+    copy_floats<kSsdRows, kThreads>(stage.steps, scratch.steps + chunk.rows_at(x, head));
+    commit_copies();
+  };
+  load(0);
   SquareTiles tiles;
-  for (int head = begin; head < end; ++head) {
-    const int64_t rows_at = chunk.rows_at(x, head);
-    for (int part = 0; part < sizes.head_slices; ++part) {
-      __syncthreads();
-      copy_part<kSsdRows, kSsdSlice, kSsdSliceStride, kThreads>(
-          shared.grads, slice_rows(x, grad, chunk, head, part));
-      copy_part<kSsdRows, kSsdSlice, kSsdSliceStride, kThreads>(
-          shared.values, slice_rows(x, x.x, chunk, head, part));
-      copy_floats<kSsdRows, kThreads>(shared.sums, scratch.sums + rows_at);
-      copy_floats<kSsdRows, kThreads>(shared.steps, scratch.steps + rows_at);
-      commit_copies();
-      wait_copies<0>();
-      __syncthreads();
-      tiles.add(shared);
-    }
-    tiles.give_rows(shared);
+  for (int step = 0; step < steps; ++step) {
+    wait_copies<0>();
     __syncthreads();
-    write_sums(shared, to, rows_at);
+    if (step + 1 < steps) load(step + 1);
+    tiles.add(shared, shared.stages[step % 2]);
+    if ((step + 1) % sizes.head_slices != 0) continue;
+    const int64_t rows_at = chunk.rows_at(x, begin + step / sizes.head_slices);
+    tiles.write_rows(to, rows_at);
+    __syncthreads();
+    write_columns(shared, to, rows_at);
   }
   tiles.write(to.squares +
               (static_cast<int64_t>(chunk.idx) * sizes.all_blocks + blockIdx.y) * kSsdTriangle);

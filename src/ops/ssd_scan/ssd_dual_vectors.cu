@@ -7,6 +7,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kColumnWarps = 2;
+constexpr int kStages = 3;
 constexpr int kTileRows = 32;  // of a warp
 static_assert(kThreads / 32 / kColumnWarps * kTileRows == kSsdRows);
 
@@ -28,7 +29,7 @@ struct VectorsShared {
     float factors[kSsdRows];
   };
   BFloat16 vectors[kSsdRows * kStride];
-  Stage stages[2];
+  Stage stages[kStages];
   float dots[kColumnWarps][kSsdRows];
 };
 
@@ -63,7 +64,6 @@ __device__ __forceinline__ void load_stage(typename VectorsShared<kRows>::Stage&
   copy_part<kRows, kSsdSlice, kSsdSliceStride, kThreads>(
       stage.states, {bf16(call.states) + slice * sizes.state_values, kSsdSlice, kRows, kSsdSlice});
   copy_floats<kSsdRows, kThreads>(stage.factors, call.factors + chunk.rows_at(x, head));
-  commit_copies();
 }
 
 /// A warp's 32 rows of half the columns, summed over heads, and its dots of one head.
@@ -167,16 +167,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   const BlockHeads heads(sizes, static_cast<int>(blockIdx.y));
   copy_part<kSsdRows, kRows, Shared::kStride, kThreads>(
       shared.vectors, group_rows(x, call.vectors, chunk, heads.group));
-  load_stage<kRows>(shared.stages[0], x, call, sizes, chunk, heads.begin, 0);
   VectorTile<kRows> tile;
   const int steps = heads.steps();
+  const auto load = [&](int step) {
+    if (step < steps)
+      load_stage<kRows>(shared.stages[step % kStages], x, call, sizes, chunk, heads.head(step),
+                        heads.part(step));
+    commit_copies();
+  };
+  for (int step = 0; step < kStages - 1; ++step) load(step);
   for (int step = 0; step < steps; ++step) {
-    wait_copies<0>();
+    wait_copies<kStages - 2>();
     __syncthreads();
-    if (step + 1 < steps)
-      load_stage<kRows>(shared.stages[(step + 1) % 2], x, call, sizes, chunk, heads.head(step + 1),
-                        heads.part(step + 1));
-    tile.add(shared, shared.stages[step % 2]);
+    load(step + kStages - 1);
+    tile.add(shared, shared.stages[step % kStages]);
     if (heads.part(step) + 1 < heads.of_head) continue;
     tile.give_dots(shared);
     __syncthreads();
