@@ -89,6 +89,16 @@ __device__ __forceinline__ void copy_part(BFloat16* to, const SsdPart& from) {
   });
 }
 
+/// The same to tiles of 64 values a row, swizzled as wgmma reads them (describe_tile).
+template <int kRows, int kThreads>
+__device__ __forceinline__ void copy_swizzled(BFloat16* to, const SsdPart& from) {
+  for_own_vectors<kRows, kSsdSlice, kThreads>([&](int row, int column) {
+    const bool there = row < from.rows && column < from.columns;
+    copy_async_or_zero(to + row * kSsdSlice + (column ^ row % 8 * 8),
+                       there ? from.data + row * from.stride + column : from.data, there);
+  });
+}
+
 /// Starts to copy kCount values, a multiple of 4 for each thread.
 template <int kCount, int kThreads>
 __device__ __forceinline__ void copy_floats(float* to, const float* from) {

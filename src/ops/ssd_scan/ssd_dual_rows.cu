@@ -1,15 +1,17 @@
 // The rows of y, and of the gradient of x, which is the same with B and C, rows and columns turned:
-// what the state gives, and the chunk's square times its values. A warp has two tiles of rows, of
-// which one has many tiles of the triangle where the other has few.
+// what the state gives, and the chunk's square times its values. A warpgroup has half a chunk's
+// rows; its warps make their parts of the square in registers, where the products take them from.
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/register_product.cuh"
 #include "ops/ssd_scan/ssd_dual.cuh"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 256;
 constexpr int kSlices = 8;  // at most, of a block, one after the other
-constexpr int kPairs = kSsdSlice / 16;
-static_assert(kThreads / 32 * 2 == kSsdTileRows);
+constexpr int kHalfTiles = kSsdTileRows / 2;
+static_assert(kThreads / 32 == kSsdTileRows);
 
 struct RowsCall {
   const void* vectors;    ///< what reads states: [T,G,N]
@@ -24,8 +26,8 @@ template <int kRows>
 struct RowsShared {
   static constexpr int kStride = kRows + kSsdPadding;
   struct Stage {
-    BFloat16 values[kSsdRows * kSsdSliceStride];
-    BFloat16 states[kRows * kSsdSliceStride];
+    alignas(1024) BFloat16 values[kSsdRows * kSsdSlice];  // swizzled
+    alignas(1024) BFloat16 states[kRows * kSsdSlice];     // likewise
     float sums[kSsdRows];
     float steps[kSsdRows];
     float factors[kSsdRows];
@@ -43,84 +45,56 @@ __device__ __forceinline__ uint32_t pack_rest(float first, float second, uint32_
   return pack_pair(first - pair.x, second - pair.y);
 }
 
-/// A warp's rows of a slice.
+/// A warp's row of tiles of a slice.
 template <int kRows, bool kReverse>
-struct RowTiles {
+struct RowTile {
   using Shared = RowsShared<kRows>;
   using Stage = typename Shared::Stage;
-  uint32_t vectors[2][kRows / 16][4];
-  float sums[2][2 * kPairs][4];
-  int tiles[2];  // the one with more tiles of the triangle first
+  static constexpr TileMajor kMajor = TileMajor::kOther;
+  uint32_t vectors[kRows / 16][4];
+  float sums[kSsdSlice / 2];
+  int tile = static_cast<int>(threadIdx.x) / 32;
+  bool is_second_half = tile >= kHalfTiles;
 
-  __device__ __forceinline__ RowTiles() {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    tiles[0] = kReverse ? warp : kSsdTileRows - 1 - warp;
-    tiles[1] = kSsdTileRows - 1 - tiles[0];
-  }
   __device__ __forceinline__ void load_vectors(const Shared& shared) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int k = 0; k < kRows / 16; ++k)
-        load_fragment_rows(vectors[i][k],
-                           shared.vectors + tiles[i] * kSsdTile * Shared::kStride + k * 16,
-                           Shared::kStride);
-    }
+    for (int k = 0; k < kRows / 16; ++k)
+      load_fragment_rows(vectors[k], shared.vectors + tile * kSsdTile * Shared::kStride + k * 16,
+                         Shared::kStride);
   }
-  __device__ __forceinline__ int row(int i, int half) const {
-    return tiles[i] * kSsdTile + half * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
+  __device__ __forceinline__ int row(int half) const {
+    return tile * kSsdTile + half * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
   }
 
-  __device__ __forceinline__ void read_states(const Stage& stage) {
+  __device__ __forceinline__ void start_states(const Stage& stage) {
+    const uint64_t states = describe_tile<kMajor>(stage.states, 0);
+    begin_products();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int k = 0; k < kRows / 16; ++k)
+      RegisterProduct<kSsdSlice, kMajor>::run(sums, vectors[k], states + k * kNextReduction<kMajor>,
+                                              k > 0);
+    commit_products();
+  }
+  __device__ __forceinline__ void finish_states(const Stage& stage) {
+    wait_products<0>();
+    fence_values(sums);
+    const float factors[2] = {stage.factors[row(0)], stage.factors[row(1)]};
 #pragma unroll
-      for (int j = 0; j < 2 * kPairs; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j][e] = 0;
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kRows / 16; ++k) {
-#pragma unroll
-      for (int p = 0; p < kPairs; ++p) {
-        uint32_t b[4];
-        load_fragment_columns_across(b, stage.states + k * 16 * kSsdSliceStride + p * 16,
-                                     kSsdSliceStride);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          fragment_product(sums[i][2 * p], vectors[i][k], b[0], b[1]);
-          fragment_product(sums[i][2 * p + 1], vectors[i][k], b[2], b[3]);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float factor = stage.factors[row(i, half)];
-#pragma unroll
-        for (int j = 0; j < 2 * kPairs; ++j) {
-          sums[i][j][2 * half] *= factor;
-          sums[i][j][2 * half + 1] *= factor;
-        }
-      }
-    }
+    for (int i = 0; i < kSsdSlice / 2; ++i) sums[i] *= factors[i / 2 % 2];
   }
 
   /// Half a tile of the square: products times decays and steps, of columns or, where turned, of
   /// rows; D is on its diagonal.
-  __device__ __forceinline__ float4 make_square(const float* products, const Stage& stage,
-                                                float skip, int i, int j, int half) const {
-    const int tile = tiles[i];
+  __device__ __forceinline__ float4 make_half(const float* products, const Stage& stage, float skip,
+                                              int j, int half) const {
     const int column = j * kSsdTile + half * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
     const int at = kReverse ? tile_at(j, tile, half) : tile_at(tile, j, half);
     float4 square = *reinterpret_cast<const float4*>(products + at);
     const float2 of_columns = *reinterpret_cast<const float2*>(stage.sums + column);
-    const float of_rows[2] = {stage.sums[row(i, 0)], stage.sums[row(i, 1)]};
+    const float of_rows[2] = {stage.sums[row(0)], stage.sums[row(1)]};
     const float2 step = *reinterpret_cast<const float2*>(stage.steps + column);
     const auto decay = [&](int h, float of_column, float of_step) {
-      return kReverse ? decay_between(of_column, of_rows[h]) * stage.steps[row(i, h)]
+      return kReverse ? decay_between(of_column, of_rows[h]) * stage.steps[row(h)]
                       : decay_between(of_rows[h], of_column) * of_step;
     };
     square.x *= decay(0, of_columns.x, step.x);
@@ -128,63 +102,99 @@ struct RowTiles {
     square.z *= decay(1, of_columns.x, step.x);
     square.w *= decay(1, of_columns.y, step.y);
     if (j == tile) {
-      if (row(i, 0) == column) square.x += skip;
-      if (row(i, 0) == column + 1) square.y += skip;
-      if (row(i, 1) == column) square.z += skip;
-      if (row(i, 1) == column + 1) square.w += skip;
+      if (row(0) == column) square.x += skip;
+      if (row(0) == column + 1) square.y += skip;
+      if (row(1) == column) square.z += skip;
+      if (row(1) == column + 1) square.w += skip;
     }
     return square;
   }
-  __device__ __forceinline__ void add_tile(int i, const uint32_t (&a)[4],
-                                           const uint32_t (&b)[kPairs][4]) {
-#pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-      fragment_product(sums[i][2 * p], a, b[p][0], b[p][1]);
-      fragment_product(sums[i][2 * p + 1], a, b[p][2], b[p][3]);
-    }
-  }
-  /// Of tiles on the diagonal, where D and a token's own product may all but cancel, also what
+  /// Half the columns' tiles as operands, of which those on the other side of the diagonal are 0.
+  /// `rest`: of a tile on the diagonal, where D and a token's own product may all but cancel, what
   /// rounding leaves.
-  __device__ __forceinline__ void add_values(const float* products, const Stage& stage,
-                                             float skip) {
-    const int first = kReverse ? tiles[0] : 0;
-    const int last = kReverse ? kSsdTileRows - 1 : tiles[0];
-    for (int j = first; j <= last; ++j) {
-      uint32_t b[kPairs][4];
+  __device__ __forceinline__ void make_squares(uint32_t (&a)[kHalfTiles][4], uint32_t (&rest)[4],
+                                               const float* products, const Stage& stage,
+                                               float skip, int first) const {
 #pragma unroll
-      for (int p = 0; p < kPairs; ++p)
-        load_fragment_columns_across(b[p], stage.values + j * kSsdTile * kSsdSliceStride + p * 16,
-                                     kSsdSliceStride);
+    for (int i = 0; i < kHalfTiles; ++i) {
+      const int j = first + i;
+      if (kReverse ? j < tile : j > tile) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (i == 1 && (kReverse ? j < tiles[1] : j > tiles[1])) continue;
-        const float4 left = make_square(products, stage, skip, i, j, 0);
-        const float4 right = make_square(products, stage, skip, i, j, 1);
-        const uint32_t a[4] = {pack_pair(left.x, left.y), pack_pair(left.z, left.w),
-                               pack_pair(right.x, right.y), pack_pair(right.z, right.w)};
-        add_tile(i, a, b);
-        if (j != tiles[i]) continue;
-        const uint32_t rest[4] = {pack_rest(left.x, left.y, a[0]), pack_rest(left.z, left.w, a[1]),
-                                  pack_rest(right.x, right.y, a[2]),
-                                  pack_rest(right.z, right.w, a[3])};
-        add_tile(i, rest, b);
+        for (int e = 0; e < 4; ++e) a[i][e] = 0;
+        continue;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 four = make_half(products, stage, skip, j, half);
+        a[i][2 * half] = pack_pair(four.x, four.y);
+        a[i][2 * half + 1] = pack_pair(four.z, four.w);
+        if (j == tile) {
+          rest[2 * half] = pack_rest(four.x, four.y, a[i][2 * half]);
+          rest[2 * half + 1] = pack_rest(four.z, four.w, a[i][2 * half + 1]);
+        }
       }
     }
+  }
+  __device__ __forceinline__ void start_values(const uint32_t (&a)[kHalfTiles][4],
+                                               const Stage& stage, int first) {
+    const uint64_t values = describe_tile<kMajor>(stage.values + first * kSsdTile * kSsdSlice, 0);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < kHalfTiles; ++i)
+      RegisterProduct<kSsdSlice, kMajor>::run(sums, a[i], values + i * kNextReduction<kMajor>,
+                                              true);
+    commit_products();
+  }
+  /// The rest of the warp's tile on the diagonal times values of its own.
+  __device__ __forceinline__ void add_rest(const uint32_t (&rest)[4], const Stage& stage) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const BFloat16* line = stage.values + (tile * kSsdTile + lane % 16) * kSsdSlice;
+#pragma unroll
+    for (int p = 0; p < kSsdSlice / 16; ++p) {
+      uint32_t b[4];
+      load_fragment<true>(b, line + ((p * 16 + lane / 16 * 8) ^ lane % 8 * 8));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float own[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) own[e] = sums[8 * p + 4 * half + e];
+        fragment_product(own, rest, b[2 * half], b[2 * half + 1]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[8 * p + 4 * half + e] = own[e];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply(const float* products, const Stage& stage, float skip) {
+    start_states(stage);
+    // The half of the columns with the diagonal, then, for one half of the rows, the other.
+    const int own = is_second_half ? kHalfTiles : 0;
+    uint32_t a[kHalfTiles][4];
+    uint32_t rest[4];
+    make_squares(a, rest, products, stage, skip, own);
+    finish_states(stage);
+    start_values(a, stage, own);
+    wait_products<0>();
+    fence_values(sums);
+    if (is_second_half != kReverse) {
+      make_squares(a, rest, products, stage, skip, kHalfTiles - own);
+      start_values(a, stage, kHalfTiles - own);
+      wait_products<0>();
+      fence_values(sums);
+    }
+    add_rest(rest, stage);
   }
   __device__ __forceinline__ void write(const SsdPart& to) const {
     const int lane_column = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      const int own = row(half);
+      if (own >= to.rows) continue;
+      BFloat16* line = const_cast<BFloat16*>(to.data) + own * to.stride + lane_column;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int own = row(i, half);
-        if (own >= to.rows) continue;
-        BFloat16* line = const_cast<BFloat16*>(to.data) + own * to.stride + lane_column;
-#pragma unroll
-        for (int j = 0; j < 2 * kPairs; ++j) {
-          if (8 * j < to.columns)
-            store_pair(line + 8 * j, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
-        }
+      for (int j = 0; j < kSsdSlice / 8; ++j) {
+        if (8 * j < to.columns)
+          store_pair(line + 8 * j, sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
       }
     }
   }
@@ -195,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     give_rows(const __grid_constant__ SsdRows x, SsdDual scratch, SsdDualSizes sizes,
               RowsCall call) {
   using Shared = RowsShared<kRows>;
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   wait_for_earlier();
   const SsdChunk chunk(x, static_cast<int>(blockIdx.x));
@@ -212,17 +222,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   commit_copies();
   wait_copies<0>();
   __syncthreads();
-  RowTiles<kRows, kReverse> tiles;
-  tiles.load_vectors(shared);
+  RowTile<kRows, kReverse> tile;
+  tile.load_vectors(shared);
   const auto load = [&](int slice) {
     auto& stage = shared.stages[slice % 2];
     const int head = slice / sizes.head_slices;
-    copy_part<kSsdRows, kSsdSlice, kSsdSliceStride, kThreads>(
+    copy_swizzled<kSsdRows, kThreads>(
         stage.values, slice_rows(x, call.values, chunk, head, slice % sizes.head_slices));
     const int64_t at =
         (static_cast<int64_t>(chunk.idx) * sizes.slices + slice) * sizes.state_values;
-    copy_part<kRows, kSsdSlice, kSsdSliceStride, kThreads>(
-        stage.states, {bf16(call.states) + at, kSsdSlice, kRows, kSsdSlice});
+    copy_swizzled<kRows, kThreads>(stage.states,
+                                   {bf16(call.states) + at, kSsdSlice, kRows, kSsdSlice});
     const int64_t rows_at = chunk.rows_at(x, head);
     copy_floats<kSsdRows, kThreads>(stage.sums, scratch.sums + rows_at);
     copy_floats<kSsdRows, kThreads>(stage.steps, scratch.steps + rows_at);
@@ -236,11 +246,11 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int head = slice / sizes.head_slices;
     const float skip = x.skip[head];
     wait_copies<0>();
+    fence_shared_for_async();
     __syncthreads();
     if (slice + 1 < end) load(slice + 1);
-    tiles.read_states(stage);
-    tiles.add_values(shared.products, stage, skip);
-    tiles.write(slice_rows(x, call.to, chunk, head, slice % sizes.head_slices));
+    tile.multiply(shared.products, stage, skip);
+    tile.write(slice_rows(x, call.to, chunk, head, slice % sizes.head_slices));
   }
 }
 

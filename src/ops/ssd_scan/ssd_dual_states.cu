@@ -1,6 +1,8 @@
 // The states before the chunks and the gradients of those behind them. A block goes through the
 // chunks of a segment with two slices' states in registers, in F32: first from 0, for what segments
 // add, then, with the states between segments known, to write those between chunks.
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/warpgroup_product.cuh"
 #include "ops/ssd_scan/ssd_dual.cuh"
 #include "ops/ssd_scan/ssd_steps.cuh"
 
@@ -9,10 +11,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kSlices = 2;  // of a block
-constexpr int kRowWarps = kThreads / 32 / kSlices;
-constexpr int kColumns = kSlices * kSsdSlice;
-constexpr int kValueStride = kColumns + kSsdPadding;
 constexpr int kHalf = kSsdRows / 2;
+constexpr int kTile = kHalf * kSsdSlice;  // swizzled
 constexpr int kStages = 3;
 
 /// What a walk adds to the states, token by token: vector valueᵀ times a factor.
@@ -27,16 +27,15 @@ struct Walk {
 /// Half a chunk's rows, of which several are under way.
 template <int kRows>
 struct WalkStage {
-  static constexpr int kStride = kRows + kSsdPadding;
-  BFloat16 vectors[kHalf * kStride];
-  BFloat16 values[kHalf * kValueStride];
+  alignas(1024) BFloat16 vectors[kRows / kSsdSlice][kTile];
+  alignas(1024) BFloat16 values[kSlices][kTile];
   float factors[kSlices][kHalf];
 };
 
 template <int kRows>
 struct WalkShared {
   WalkStage<kRows> stages[kStages];
-  float dots[kThreads / 32];
+  float dots[kThreads / 32][kSlices];
 };
 
 /// The slices of a block.
@@ -69,15 +68,21 @@ template <int kRows>
 __device__ __forceinline__ void load_half(WalkStage<kRows>& stage, const SsdRows& x,
                                           const Walk& walk, const WalkSlices& slices,
                                           const SsdChunk& chunk, int first) {
-  copy_part<kHalf, kRows, WalkStage<kRows>::kStride, kThreads>(
-      stage.vectors, half_of(group_rows(x, walk.vectors, chunk, slices.group), first));
+  const SsdPart vectors = half_of(group_rows(x, walk.vectors, chunk, slices.group), first);
+#pragma unroll
+  for (int i = 0; i < kRows / kSsdSlice; ++i) {
+    SsdPart part = vectors;
+    part.data += i * kSsdSlice < vectors.columns ? i * kSsdSlice : 0;
+    part.columns -= i * kSsdSlice;
+    copy_swizzled<kHalf, kThreads>(stage.vectors[i], part);
+  }
 #pragma unroll
   for (int k = 0; k < kSlices; ++k) {
     const int there = k < slices.count ? k : 0;
     const int head = slices.head(there);
     SsdPart part = half_of(slice_rows(x, walk.values, chunk, head, slices.part(there)), first);
     if (k >= slices.count) part.rows = 0;
-    copy_part<kHalf, kSsdSlice, kValueStride, kThreads>(stage.values + k * kSsdSlice, part);
+    copy_swizzled<kHalf, kThreads>(stage.values[k], part);
     // By the warp that has the row's values.
     const float* factors = walk.factors + chunk.rows_at(x, head) + first;
     for_own_vectors<kHalf, kSsdSlice, kThreads>([&](int row, int column) {
@@ -93,7 +98,7 @@ __device__ __forceinline__ void scale_values(WalkStage<kRows>& stage) {
 #pragma unroll
   for (int k = 0; k < kSlices; ++k) {
     for_own_vectors<kHalf, kSsdSlice, kThreads>([&](int row, int column) {
-      BFloat16* at = stage.values + row * kValueStride + k * kSsdSlice + column;
+      BFloat16* at = stage.values[k] + row * kSsdSlice + (column ^ row % 8 * 8);
       Floats<8> values = load<8>(at);
       const float factor = stage.factors[k][row];
 #pragma unroll
@@ -103,26 +108,84 @@ __device__ __forceinline__ void scale_values(WalkStage<kRows>& stage) {
   }
 }
 
-/// Writes a warp's part of a state at `at` and, on the way back, leaves its product with the state
-/// before the chunk.
-template <bool kReverse, int kTileRows>
-__device__ __forceinline__ void keep_state(WarpTile<kTileRows, kSsdSlice>& state, float* dots,
-                                           const SsdDual& scratch, const Walk& walk, int64_t at,
-                                           bool holds) {
-  float dot = 0;
-  if (holds) {
-    state.for_each_pair([&](int i, int j, float& a, float& b) {
-      const int64_t pair = at + i * kSsdSlice + j;
-      store_pair(bf16(walk.states) + pair, a, b);
-      if (kReverse) {
-        const float2 before = load_pair(bf16(scratch.states) + pair);
-        dot += a * before.x + b * before.y;
-      }
+/// A warpgroup's part of the block's states: 64 rows of both slices or, where there are no more
+/// rows, of one.
+template <int kRows>
+struct WalkStates {
+  static constexpr bool kHasBoth = kRows > kSsdSlice;
+  static constexpr int kColumns = kHasBoth ? 2 * kSsdSlice : kSsdSlice;
+  static constexpr TileMajor kMajor = TileMajor::kOther;
+  float sums[kColumns / 2] = {};
+  int group = static_cast<int>(threadIdx.x) / 128;
+
+  /// Calls take(slice, where in its values, first, second) for each pair of neighbours.
+  template <typename Take>
+  __device__ __forceinline__ void for_each_pair(Take take) {
+    const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 +
+                    static_cast<int>(threadIdx.x) % 32 / 4 + (kHasBoth ? group * kSsdSlice : 0);
+    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; i += 2) {
+      const int at = i / 4 * 8;
+      take(kHasBoth ? at / kSsdSlice : group,
+           (row + i / 2 % 2 * 8) * kSsdSlice + at % kSsdSlice + column, sums[i], sums[i + 1]);
+    }
+  }
+  __device__ __forceinline__ void decay(const float (&kept)[kSlices]) {
+    for_each_pair([&](int k, int /*at*/, float& a, float& b) {
+      a = kept[k] == 0.0F ? 0.0F : kept[k] * a;
+      b = kept[k] == 0.0F ? 0.0F : kept[k] * b;
     });
   }
-  if (!kReverse) return;
-  dot = sum_lanes(dot);
-  if (threadIdx.x % 32 == 0) dots[threadIdx.x / 32] = dot;
+  __device__ __forceinline__ void add(const WalkStage<kRows>& stage) {
+    constexpr uint32_t kTileBytes = kTile * sizeof(BFloat16);
+    const uint64_t vectors = describe_tile<kMajor>(stage.vectors[kHasBoth ? group : 0], kTileBytes);
+    const uint64_t values = describe_tile<kMajor>(stage.values[kHasBoth ? 0 : group], kTileBytes);
+    fence_values(sums);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kHalf / 16; ++k)
+      WarpgroupProduct<kColumns, kMajor, kMajor>::run(sums, vectors + k * kNextReduction<kMajor>,
+                                                      values + k * kNextReduction<kMajor>, true);
+    commit_products();
+    wait_products<0>();
+    fence_values(sums);
+  }
+};
+
+/// Where a block's states lie in [.., slices, values].
+struct WalkPlace {
+  int64_t first;
+  int64_t values;
+
+  __device__ __forceinline__ int64_t at(int k, int in_slice) const {
+    return first + k * values + in_slice;
+  }
+};
+
+/// Writes states at `place` and, on the way back, leaves the products of these and the states
+/// before the chunk.
+template <bool kReverse, int kRows>
+__device__ __forceinline__ void keep_states(WalkStates<kRows>& states, float (*dots)[kSlices],
+                                            const SsdDual& scratch, const Walk& walk,
+                                            const WalkPlace& place, int count) {
+  float own[kSlices] = {};
+  states.for_each_pair([&](int k, int in_slice, float& a, float& b) {
+    if (k >= count) return;
+    const int64_t at = place.at(k, in_slice);
+    store_pair(bf16(walk.states) + at, a, b);
+    if (kReverse) {
+      const float2 before = load_pair(bf16(scratch.states) + at);
+      own[k] += a * before.x + b * before.y;
+    }
+  });
+  if constexpr (kReverse) {
+#pragma unroll
+    for (int k = 0; k < kSlices; ++k) {
+      const float dot = sum_lanes(own[k]);
+      if (threadIdx.x % 32 == 0) dots[threadIdx.x / 32][k] = dot;
+    }
+  }
 }
 
 /// The chunks of a walk, in its order.
@@ -159,18 +222,12 @@ template <int kRows, bool kReverse, bool kKeeps>
 __global__ void __launch_bounds__(kThreads, 2)
     walk_segment(const __grid_constant__ SsdRows x, SsdDual scratch, SsdDualSizes sizes,
                  Walk walk) {
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<WalkShared<kRows>*>(memory);
   wait_for_earlier();
   const WalkSlices slices(x, sizes);
   const int segment = static_cast<int>(blockIdx.x);
   const WalkChunks<kReverse> chunks(x, scratch, sizes, segment, kKeeps);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int own = warp / kRowWarps;  // slice
-  const bool holds = own < slices.count;
-  const int slice = slices.first + (holds ? own : 0);
-  const int head = slices.head(holds ? own : 0);
-  const int row = warp % kRowWarps * (kRows / kRowWarps);
   const auto load = [&](int step) {
     if (step < 2 * chunks.count)
       load_half(shared.stages[step % kStages], x, walk, slices, SsdChunk(x, chunks.at(step / 2)),
@@ -178,54 +235,67 @@ __global__ void __launch_bounds__(kThreads, 2)
     commit_copies();
   };
   for (int step = 0; step < kStages - 1; ++step) load(step);
-  float* const of_segment =
-      scratch.segment +
-      (static_cast<int64_t>(segment) * sizes.slices + slice) * sizes.state_values + row * kSsdSlice;
-  WarpTile<kRows / kRowWarps, kSsdSlice> state;
-  if (kKeeps && holds) {
-    state.for_each_pair([&](int i, int j, float& a, float& b) {
-      const float2 two = *reinterpret_cast<const float2*>(of_segment + i * kSsdSlice + j);
+  const WalkPlace of_segment{
+      (static_cast<int64_t>(segment) * sizes.slices + slices.first) * sizes.state_values,
+      sizes.state_values};
+  WalkStates<kRows> states;
+  if (kKeeps) {
+    states.for_each_pair([&](int k, int in_slice, float& a, float& b) {
+      if (k >= slices.count) return;
+      const float2 two =
+          *reinterpret_cast<const float2*>(scratch.segment + of_segment.at(k, in_slice));
       a = two.x;
       b = two.y;
     });
   }
-  float all_kept = chunks.count > 0 ? 1 : 0;
+  const auto load_kept = [&](float(&kept)[kSlices], int step) {
+    const int chunk = chunks.at(min(step / 2, chunks.count - 1));
+#pragma unroll
+    for (int k = 0; k < kSlices; ++k)
+      kept[k] =
+          scratch
+              .kept[static_cast<int64_t>(chunk) * x.heads + slices.head(k < slices.count ? k : 0)];
+  };
+  const float start = chunks.count > 0 ? 1 : 0;
+  float all_kept[kSlices] = {start, start};
+  float next_kept[kSlices];
+  if (chunks.count > 0) load_kept(next_kept, 0);
   for (int step = 0; step < 2 * chunks.count; ++step) {
     auto& stage = shared.stages[step % kStages];
-    const int chunk = chunks.at(step / 2);
-    const float kept = scratch.kept[static_cast<int64_t>(chunk) * x.heads + head];
+    const int64_t slice = static_cast<int64_t>(chunks.at(step / 2)) * sizes.slices + slices.first;
+    const float kept[kSlices] = {next_kept[0], next_kept[1]};
+    load_kept(next_kept, step + 1);
     wait_copies<kStages - 2>();
     scale_values(stage);
+    fence_shared_for_async();
     __syncthreads();
     load(step + kStages - 1);
     if (step % 2 == 0) {
       if (kKeeps)
-        keep_state<kReverse>(
-            state, shared.dots, scratch, walk,
-            (static_cast<int64_t>(chunk) * sizes.slices + slice) * sizes.state_values +
-                row * kSsdSlice,
-            holds);
-      all_kept *= kept;
-      state.for_each_pair([&](int /*i*/, int /*j*/, float& a, float& b) {
-        a = kept == 0.0F ? 0.0F : kept * a;
-        b = kept == 0.0F ? 0.0F : kept * b;
-      });
-    } else if (kKeeps && kReverse && holds && threadIdx.x % (kRowWarps * 32) == 0) {
+        keep_states<kReverse>(states, shared.dots, scratch, walk,
+                              {slice * sizes.state_values, sizes.state_values}, slices.count);
+      states.decay(kept);
+#pragma unroll
+      for (int k = 0; k < kSlices; ++k) all_kept[k] *= kept[k];
+    } else if (kKeeps && kReverse && static_cast<int>(threadIdx.x) < slices.count) {
+      const int k = static_cast<int>(threadIdx.x);
       float sum = 0;
-      for (int i = 0; i < kRowWarps; ++i) sum += shared.dots[warp + i];
-      walk.joined[static_cast<int64_t>(chunk) * sizes.slices + slice] =
-          kept == 0.0F ? 0.0F : kept * sum;
+      for (int warp = 0; warp < kThreads / 32; ++warp) sum += shared.dots[warp][k];
+      const float own = k == 0 ? kept[0] : kept[1];
+      walk.joined[slice + k] = own == 0.0F ? 0.0F : own * sum;
     }
-    state.template add<false, false, kHalf>({stage.vectors, WalkStage<kRows>::kStride}, row,
-                                            {stage.values, kValueStride}, own * kSsdSlice);
+    states.add(stage);
   }
   wait_copies<0>();
-  if (kKeeps || !holds) return;
-  state.for_each_pair([&](int i, int j, float& a, float& b) {
-    *reinterpret_cast<float2*>(of_segment + i * kSsdSlice + j) = {a, b};
+  if (kKeeps) return;
+  states.for_each_pair([&](int k, int in_slice, float& a, float& b) {
+    if (k < slices.count)
+      *reinterpret_cast<float2*>(scratch.segment + of_segment.at(k, in_slice)) = {a, b};
   });
-  if (threadIdx.x % (kRowWarps * 32) == 0)
-    scratch.segment_kept[static_cast<int64_t>(segment) * x.heads + head] = all_kept;
+  if (static_cast<int>(threadIdx.x) < slices.count)
+    scratch.segment_kept[static_cast<int64_t>(segment) * x.heads +
+                         slices.head(static_cast<int>(threadIdx.x))] =
+        threadIdx.x == 0 ? all_kept[0] : all_kept[1];
 }
 
 template <int kRows, bool kReverse>

@@ -1,15 +1,16 @@
 // What states give to the gradients of C, and their gradients to those of B: sums over the heads of
-// a block of products that each head first multiplies by factors of its rows, in F32.
+// a block of products that each head first multiplies by factors of its rows, in F32. A warpgroup
+// has half a chunk's rows.
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/register_product.cuh"
 #include "ops/ssd_scan/ssd_dual.cuh"
 
 namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kColumnWarps = 2;
-constexpr int kStages = 3;
-constexpr int kTileRows = 32;  // of a warp
-static_assert(kThreads / 32 / kColumnWarps * kTileRows == kSsdRows);
+constexpr int kGroupRows = 64;  // of a warpgroup
+static_assert(kThreads / 128 * kGroupRows == kSsdRows);
 
 struct VectorsCall {
   const void* values;    ///< [T,H,P]: what is multiplied by states
@@ -24,13 +25,12 @@ template <int kRows>
 struct VectorsShared {
   static constexpr int kStride = kRows + kSsdPadding;
   struct Stage {
-    BFloat16 values[kSsdRows * kSsdSliceStride];
-    BFloat16 states[kRows * kSsdSliceStride];
+    alignas(1024) BFloat16 values[kSsdRows * kSsdSlice];  // swizzled
+    alignas(1024) BFloat16 states[kRows * kSsdSlice];     // likewise
     float factors[kSsdRows];
   };
+  Stage stages[2];
   BFloat16 vectors[kSsdRows * kStride];
-  Stage stages[kStages];
-  float dots[kColumnWarps][kSsdRows];
 };
 
 /// The heads of a block, and which slice a step takes.
@@ -57,110 +57,90 @@ __device__ __forceinline__ void load_stage(typename VectorsShared<kRows>::Stage&
                                            const SsdRows& x, const VectorsCall& call,
                                            const SsdDualSizes& sizes, const SsdChunk& chunk,
                                            int head, int part) {
-  copy_part<kSsdRows, kSsdSlice, kSsdSliceStride, kThreads>(
-      stage.values, slice_rows(x, call.values, chunk, head, part));
+  copy_swizzled<kSsdRows, kThreads>(stage.values, slice_rows(x, call.values, chunk, head, part));
   const int64_t slice =
       static_cast<int64_t>(chunk.idx) * sizes.slices + head * sizes.head_slices + part;
-  copy_part<kRows, kSsdSlice, kSsdSliceStride, kThreads>(
+  copy_swizzled<kRows, kThreads>(
       stage.states, {bf16(call.states) + slice * sizes.state_values, kSsdSlice, kRows, kSsdSlice});
   copy_floats<kSsdRows, kThreads>(stage.factors, call.factors + chunk.rows_at(x, head));
+  commit_copies();
 }
 
-/// A warp's 32 rows of half the columns, summed over heads, and its dots of one head.
+/// A thread's part of a warpgroup's rows, summed over heads, and its dots of one head.
 template <int kRows>
 struct VectorTile {
-  static constexpr int kParts = kRows / kColumnWarps / 16;
+  static constexpr int kParts = kRows / kSsdSlice;
+  static constexpr TileMajor kMajor = TileMajor::kReduction;
   using Shared = VectorsShared<kRows>;
-  float total[2][2 * kParts][4] = {};
-  float dots[2][2] = {};
-  int row = static_cast<int>(threadIdx.x) / 32 / kColumnWarps * kTileRows;
-  int half = static_cast<int>(threadIdx.x) / 32 % kColumnWarps;
+  float total[kParts][kSsdSlice / 2] = {};
+  float dots[2] = {};
+  int group = static_cast<int>(threadIdx.x) / 128;
+  int first = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  int column = static_cast<int>(threadIdx.x) % 4 * 2;
 
-  __device__ __forceinline__ int row_of(int i, int h) const {
-    return row + 16 * i + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4;
+  /// The products of a slice with 64 columns of its states.
+  __device__ __forceinline__ void multiply(float (&fresh)[kSsdSlice / 2],
+                                           const typename Shared::Stage& stage, int part) const {
+    const uint64_t values = describe_tile<kMajor>(stage.values + group * kGroupRows * kSsdSlice, 0);
+    const uint64_t states = describe_tile<kMajor>(stage.states + part * kSsdSlice * kSsdSlice, 0);
+    begin_products();
+    FirstProduct<kSsdSlice>::run(fresh, values, states);
+#pragma unroll
+    for (int k = 1; k < kSsdSlice / 16; ++k)
+      WarpgroupProduct<kSsdSlice, kMajor, kMajor>::run(fresh, values + k * kNextReduction<kMajor>,
+                                                       states + k * kNextReduction<kMajor>, true);
+    commit_products();
+    wait_products<0>();
+    fence_values(fresh);
   }
-  __device__ __forceinline__ int column_of(int part, int t) const {
-    return half * (kRows / kColumnWarps) + part * 16 + t * 8 +
-           static_cast<int>(threadIdx.x) % 4 * 2;
-  }
-
   __device__ __forceinline__ void add(const Shared& shared, const typename Shared::Stage& stage) {
-    uint32_t a[2][kSsdSlice / 16][4];
-    float factors[2][2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int k = 0; k < kSsdSlice / 16; ++k)
-        load_fragment_rows(a[i][k], stage.values + (row + 16 * i) * kSsdSliceStride + 16 * k,
-                           kSsdSliceStride);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) factors[i][h] = stage.factors[row_of(i, h)];
-    }
+    const float factors[2] = {stage.factors[first], stage.factors[first + 8]};
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      float fresh[2][2][4] = {};
+      float fresh[kSsdSlice / 2];
+      multiply(fresh, stage, part);
 #pragma unroll
-      for (int k = 0; k < kSsdSlice / 16; ++k) {
-        uint32_t b[4];
-        load_fragment_columns(
-            b,
-            stage.states + (half * (kRows / kColumnWarps) + part * 16) * kSsdSliceStride + 16 * k,
-            kSsdSliceStride);
+      for (int h = 0; h < 2; ++h) {
+        const BFloat16* vectors =
+            shared.vectors + (first + 8 * h) * Shared::kStride + part * kSsdSlice + column;
+        float dot = 0;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          fragment_product(fresh[i][0], a[i][k], b[0], b[1]);
-          fragment_product(fresh[i][1], a[i][k], b[2], b[3]);
+        for (int j = 0; j < kSsdSlice / 8; ++j) {
+          const int at = 4 * j + 2 * h;
+          const float2 vector = load_pair(vectors + 8 * j);
+          dot += fresh[at] * vector.x + fresh[at + 1] * vector.y;
+          total[part][at] += factors[h] * fresh[at];
+          total[part][at + 1] += factors[h] * fresh[at + 1];
         }
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-          for (int t = 0; t < 2; ++t) {
-            const float2 vector =
-                load_pair(shared.vectors + row_of(i, h) * Shared::kStride + column_of(part, t));
-            const float first = factors[i][h] * fresh[i][t][2 * h];
-            const float second = factors[i][h] * fresh[i][t][2 * h + 1];
-            total[i][2 * part + t][2 * h] += first;
-            total[i][2 * part + t][2 * h + 1] += second;
-            dots[i][h] += first * vector.x + second * vector.y;
-          }
-        }
+        dots[h] += factors[h] * dot;
       }
     }
   }
-  /// Leaves the head's dots in shared memory.
-  __device__ __forceinline__ void give_dots(Shared& shared) {
+  /// A head's dots, to global memory.
+  __device__ __forceinline__ void write_dots(float* to) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float dot = sum_lanes<4>(dots[i][h]);
-        if (threadIdx.x % 4 == 0) shared.dots[half][row_of(i, h)] = dot;
-        dots[i][h] = 0;
-      }
+    for (int h = 0; h < 2; ++h) {
+      const float dot = sum_lanes<4>(dots[h]);
+      if (threadIdx.x % 4 == 0) to[first + 8 * h] = dot;
+      dots[h] = 0;
     }
   }
   __device__ __forceinline__ void write(float* to) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-#pragma unroll
-        for (int j = 0; j < 2 * kParts; ++j)
-          *reinterpret_cast<float2*>(to + row_of(i, h) * kRows + column_of(j / 2, j % 2)) = {
-              total[i][j][2 * h], total[i][j][2 * h + 1]};
-      }
+      for (int i = 0; i < kSsdSlice / 2; i += 2)
+        *reinterpret_cast<float2*>(to + (first + i / 2 % 2 * 8) * kRows + part * kSsdSlice +
+                                   i / 4 * 8 + column) = {total[part][i], total[part][i + 1]};
     }
   }
 };
 
 template <int kRows>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 2)
     sum_vectors(const __grid_constant__ SsdRows x, SsdDualSizes sizes, VectorsCall call) {
   using Shared = VectorsShared<kRows>;
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   wait_for_earlier();
   const SsdChunk chunk(x, static_cast<int>(blockIdx.x));
@@ -170,23 +150,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   VectorTile<kRows> tile;
   const int steps = heads.steps();
   const auto load = [&](int step) {
-    if (step < steps)
-      load_stage<kRows>(shared.stages[step % kStages], x, call, sizes, chunk, heads.head(step),
-                        heads.part(step));
-    commit_copies();
+    load_stage<kRows>(shared.stages[step % 2], x, call, sizes, chunk, heads.head(step),
+                      heads.part(step));
   };
-  for (int step = 0; step < kStages - 1; ++step) load(step);
+  load(0);
   for (int step = 0; step < steps; ++step) {
-    wait_copies<kStages - 2>();
+    wait_copies<0>();
+    fence_shared_for_async();
     __syncthreads();
-    load(step + kStages - 1);
-    tile.add(shared, shared.stages[step % kStages]);
-    if (heads.part(step) + 1 < heads.of_head) continue;
-    tile.give_dots(shared);
-    __syncthreads();
-    if (threadIdx.x < kSsdRows)
-      call.dots[chunk.rows_at(x, heads.head(step)) + threadIdx.x] =
-          shared.dots[0][threadIdx.x] + shared.dots[1][threadIdx.x];
+    if (step + 1 < steps) load(step + 1);
+    tile.add(shared, shared.stages[step % 2]);
+    if (heads.part(step) + 1 == heads.of_head)
+      tile.write_dots(call.dots + chunk.rows_at(x, heads.head(step)));
   }
   tile.write(call.to +
              (static_cast<int64_t>(blockIdx.y) * sizes.chunks + chunk.idx) * kSsdRows * kRows);
