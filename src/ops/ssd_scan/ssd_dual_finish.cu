@@ -15,8 +15,7 @@ template <int kRows>
 struct GroupShared {
   static constexpr int kStride = kRows + kSsdPadding;
   BFloat16 square[kSsdRows * kSquareStride];
-  BFloat16 b[kSsdRows * kStride];
-  BFloat16 c[kSsdRows * kStride];
+  BFloat16 vectors[kSsdRows * kStride];
   int starts[kSsdRows];
 };
 
@@ -88,8 +87,10 @@ __device__ __forceinline__ void write_vectors(WarpTile<kSsdTile, kRows>& tile, c
   });
 }
 
+/// The gradients of C or, by the other half of the blocks, of B: the square times B, or turned
+/// times C.
 template <int kRows>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     finish_vectors(const __grid_constant__ SsdRows x, const __grid_constant__ GroupGrads p) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<GroupShared<kRows>*>(memory);
@@ -97,8 +98,9 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_earlier();
   const SsdChunk chunk(x, static_cast<int>(blockIdx.x));
   const int group = static_cast<int>(blockIdx.y);
-  copy_part<kSsdRows, kRows, kStride, kThreads>(shared.b, group_rows(x, x.b, chunk, group));
-  copy_part<kSsdRows, kRows, kStride, kThreads>(shared.c, group_rows(x, x.c, chunk, group));
+  const bool is_of_b = blockIdx.z == 1;
+  copy_part<kSsdRows, kRows, kStride, kThreads>(shared.vectors,
+                                                group_rows(x, is_of_b ? x.c : x.b, chunk, group));
   commit_copies();
   if (threadIdx.x < kSsdRows)
     shared.starts[threadIdx.x] = p.scratch.starts[chunk.begin + threadIdx.x];
@@ -111,12 +113,15 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const int row = static_cast<int>(threadIdx.x) / 32 * kSsdTile;
   const SharedMatrix square{shared.square, kSquareStride};
+  const SharedMatrix vectors{shared.vectors, kStride};
   WarpTile<kSsdTile, kRows> tile;
-  tile.template add<true, false, kSsdRows>(square, row, {shared.b, kStride}, 0);
-  write_vectors(tile, x, p, chunk, group, p.backward.of_c, p.c);
-  tile.clear();
-  tile.template add<false, false, kSsdRows>(square, row, {shared.c, kStride}, 0);
-  write_vectors(tile, x, p, chunk, group, p.backward.of_b, p.b);
+  if (is_of_b) {
+    tile.template add<false, false, kSsdRows>(square, row, vectors, 0);
+  } else {
+    tile.template add<true, false, kSsdRows>(square, row, vectors, 0);
+  }
+  write_vectors(tile, x, p, chunk, group, is_of_b ? p.backward.of_b : p.backward.of_c,
+                is_of_b ? p.b : p.c);
 }
 
 constexpr int kOwn = kSsdRows / 32;  // tokens of a lane
@@ -222,7 +227,7 @@ void launch_ssd_dual_finish(const SsdRows& x, const SsdDual& scratch,
   const GroupGrads of_groups = {
       .scratch = scratch, .backward = backward, .sizes = sizes, .b = grads.b, .c = grads.c};
   with_state_rows(sizes, [&]<int kRows>() {
-    launch_dual(finish_vectors<kRows>, dim3(chunks, static_cast<unsigned>(x.groups)), kThreads,
+    launch_dual(finish_vectors<kRows>, dim3(chunks, static_cast<unsigned>(x.groups), 2), kThreads,
                 sizeof(GroupShared<kRows>), stream, x, of_groups);
   });
   launch_early(finish_chunk_steps,

@@ -185,16 +185,16 @@ struct RowTile {
     add_rest(rest, stage);
   }
   __device__ __forceinline__ void write(const SsdPart& to) const {
-    const int lane_column = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int own = row(half);
-      if (own >= to.rows) continue;
-      BFloat16* line = const_cast<BFloat16*>(to.data) + own * to.stride + lane_column;
 #pragma unroll
-      for (int j = 0; j < kSsdSlice / 8; ++j) {
-        if (8 * j < to.columns)
-          store_pair(line + 8 * j, sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+      for (int four = 0; four < kSsdSlice / 32; ++four) {
+        const uint4 line = turn_quads(pack_tiles(sums + 16 * four, half));
+        const int column = 32 * four + static_cast<int>(threadIdx.x) % 4 * 8;
+        if (own < to.rows && column < to.columns)
+          *reinterpret_cast<uint4*>(const_cast<BFloat16*>(to.data) + own * to.stride + column) =
+              line;
       }
     }
   }

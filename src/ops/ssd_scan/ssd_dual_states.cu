@@ -131,6 +131,21 @@ struct WalkStates {
            (row + i / 2 % 2 * 8) * kSsdSlice + at % kSsdSlice + column, sums[i], sums[i + 1]);
     }
   }
+  /// Calls take(slice, where in its values, four tiles, half) for each row of four tiles, where
+  /// that is the place of the eight values that turn_quads gives this thread.
+  template <typename Take>
+  __device__ __forceinline__ void for_each_line(Take take) {
+    const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 +
+                    static_cast<int>(threadIdx.x) % 32 / 4 + (kHasBoth ? group * kSsdSlice : 0);
+    const int column = static_cast<int>(threadIdx.x) % 4 * 8;
+#pragma unroll
+    for (int four = 0; four < kColumns / 32; ++four) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        take(kHasBoth ? four / 2 : group, (row + 8 * half) * kSsdSlice + four % 2 * 32 + column,
+             sums + 16 * four, half);
+    }
+  }
   __device__ __forceinline__ void decay(const float (&kept)[kSlices]) {
     for_each_pair([&](int k, int /*at*/, float& a, float& b) {
       a = kept[k] == 0.0F ? 0.0F : kept[k] * a;
@@ -170,13 +185,20 @@ __device__ __forceinline__ void keep_states(WalkStates<kRows>& states, float (*d
                                             const SsdDual& scratch, const Walk& walk,
                                             const WalkPlace& place, int count) {
   float own[kSlices] = {};
-  states.for_each_pair([&](int k, int in_slice, float& a, float& b) {
-    if (k >= count) return;
+  states.for_each_line([&](int k, int in_slice, const float* tiles, int half) {
+    const uint4 line = turn_quads(pack_tiles(tiles, half));
     const int64_t at = place.at(k, in_slice);
-    store_pair(bf16(walk.states) + at, a, b);
-    if (kReverse) {
-      const float2 before = load_pair(bf16(scratch.states) + at);
-      own[k] += a * before.x + b * before.y;
+    if (k < count) *reinterpret_cast<uint4*>(bf16(walk.states) + at) = line;
+    if constexpr (kReverse) {
+      uint4 before = {};
+      if (k < count) before = *reinterpret_cast<const uint4*>(bf16(scratch.states) + at);
+      before = turn_quads(before);
+      const uint32_t pairs[4] = {before.x, before.y, before.z, before.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(pairs + i));
+        own[k] += tiles[4 * i + 2 * half] * pair.x + tiles[4 * i + 2 * half + 1] * pair.y;
+      }
     }
   });
   if constexpr (kReverse) {
