@@ -144,8 +144,12 @@ PlacedDual place_dual(const SsdSpec& spec, int64_t tokens, bool is_backward,
   return placed;
 }
 
+constexpr int64_t kMaxGridRows = 65535;
+
 bool is_dual(const SsdSpec& spec, DType dtype) {
-  return cuda::takes_ssd_dual(dtype, spec.head_size, spec.state_size);
+  const int64_t slices = (spec.head_size + cuda::kSsdSlice - 1) / cuda::kSsdSlice;
+  return cuda::takes_ssd_dual(dtype, spec.head_size, spec.state_size) &&
+         spec.num_heads * slices <= kMaxGridRows;
 }
 
 void ssd_scan(const SsdScan& op, const Args<SsdScan>& args) {
@@ -202,7 +206,6 @@ void ssd_scan_backward(const SsdScanBackward& op, const Args<SsdScanBackward>& a
 }
 
 void check_ssd_limits(const SsdOperator& op, std::span<const ValueType> inputs) {
-  constexpr int64_t kMaxGridRows = 65535;
   const SsdSpec& spec = op.spec();
   const int64_t tokens = inputs[SsdScan::kX].shape[0];
   cuda::check_limit(op, spec.num_heads, kMaxGridRows, "heads");

@@ -94,17 +94,17 @@ TEST_F(SsdScanCuda, ManyShortSequences) {
 TEST_F(SsdScanCuda, ShortAndLongSteps) {
   check({{4, 2, 64, 32}, {0, 90, 300}, 4});
   check({{4, 2, 64, 32}, {0, 90, 300}, -5, false});
-  check({{4, 2, 64, 32}, {0, 90, 300}, -5}, {.tolerance_bf16 = 5e-2});
+  check({{4, 2, 64, 32}, {0, 90, 300}, -5}, {.tolerance_bf16 = 8e-2});
 }
 
 /// Chunks, tiles, slices, pairs of slices, blocks of heads and segments that are not full, and
 /// sequences that begin at their borders.
 TEST_F(SsdScanCuda, PartsThatAreNotFull) {
   check({{1, 1, 8, 8}, {0, 1}});
-  check({{3, 1, 72, 72}, {0, 127, 128, 129, 256, 385}});
+  check({{6, 1, 72, 72}, {0, 127, 128, 129, 256, 385}});
   check({{17, 1, 64, 64}, {0, 128, 256, 640}});
   check({{36, 2, 16, 128}, {0, 1, 511, 512, 1100}});
-  check({{2, 1, 200, 40}, {0, 260}});
+  check({{4, 1, 200, 40}, {0, 260}});
   check({{5, 5, 8, 16}, {0, 16, 48, 300}});
 }
 
@@ -118,7 +118,7 @@ TEST_F(SsdScanCuda, RandomSizes) {
   const auto pick = [&](int64_t most) { return static_cast<int64_t>(random.next_below(most)); };
   for (int i = 0; i < 12; ++i) {
     const int64_t groups = 1 + pick(3);
-    const SsdSpec spec{groups * (1 + pick(5)), groups, 8 * (1 + pick(17)), 8 * (1 + pick(16))};
+    const SsdSpec spec{groups * (4 + pick(5)), groups, 8 * (1 + pick(17)), 8 * (1 + pick(16))};
     std::vector<int32_t> bounds = {0};
     for (int64_t s = pick(5); s >= 0; --s)
       bounds.push_back(bounds.back() + static_cast<int32_t>(pick(2) * pick(300)));
@@ -127,10 +127,11 @@ TEST_F(SsdScanCuda, RandomSizes) {
 }
 
 TEST_F(SsdScanCuda, KeepsStepsWithinTheirLimits) {
-  SsdSpec spec{2, 1, 12, 20};
-  spec.min_step = 0.4;
-  spec.max_step = 1.1;
-  check({spec, {0, 5, 140}});
+  for (SsdSpec spec : {SsdSpec{2, 1, 12, 20}, SsdSpec{4, 2, 16, 24}}) {
+    spec.min_step = 0.4;
+    spec.max_step = 1.1;
+    check({spec, {0, 5, 140}});
+  }
 }
 
 TEST_F(SsdScanCuda, TinyShape) {
