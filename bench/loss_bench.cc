@@ -131,9 +131,26 @@ Gemm plain_product(const Sizes& s, const Tensor& x, const Tensor& weight, const 
 std::vector<CrossEntropySpec> specs_to_try() {
   std::vector<CrossEntropySpec> specs;
   for (const int64_t chunk : {256, 512, 1024}) {
-    for (const int64_t block : {512, 1024, 2048}) specs.push_back({chunk, block});
+    for (const int64_t block : {512, 1024, 2048}) {
+      specs.push_back({.chunk_tokens = chunk, .block_vocab = block, .parts = std::nullopt});
+    }
+  }
+  for (const CrossEntropyParts& parts : {CrossEntropyParts{512, 512, 32},
+                                         {512, 512, 64},
+                                         {512, 256, 64},
+                                         {1024, 256, 32},
+                                         {1024, 512, 32},
+                                         {1024, 512, 64},
+                                         {2048, 512, 64}}) {
+    specs.push_back({.parts = parts});
   }
   return specs;
+}
+
+std::string describe(const CrossEntropySpec& spec) {
+  if (!spec.parts) return fmt::format("chunk {:4} block {:4}", spec.chunk_tokens, spec.block_vocab);
+  return fmt::format("chunk {:4} block {:4} parts {:2}", spec.parts->chunk_tokens,
+                     spec.parts->block_vocab, spec.parts->num_parts);
 }
 
 void bench_head(const Sizes& s, DType dtype) {
@@ -155,9 +172,8 @@ void bench_head(const Sizes& s, DType dtype) {
       2.0 * static_cast<double>(s.T) * static_cast<double>(s.H) * static_cast<double>(s.V);
   fmt::print("{}: plain product {:.0f} GFLOP/s\n", dtype_name(dtype), flops / times[0] / 1e9);
   for (size_t i = 0; i < specs.size(); ++i) {
-    fmt::print("  fused, chunk {:4} block {:4}: {:.0f} GFLOP/s, {:.1f} % of the plain product\n",
-               specs[i].chunk_tokens, specs[i].block_vocab, 3 * flops / times[i + 1] / 1e9,
-               300 * times[0] / times[i + 1]);
+    fmt::print("  fused, {}: {:.0f} GFLOP/s, {:.1f} % of the plain product\n", describe(specs[i]),
+               3 * flops / times[i + 1] / 1e9, 300 * times[0] / times[i + 1]);
   }
 }
 

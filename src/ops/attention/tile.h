@@ -8,6 +8,9 @@
 #include <utility>
 
 #include "core/dtype.h"
+#include "ops/attention/register_product.h"
+#include "ops/gemm/tile_permission.h"
+#include "ops/gemm/words.h"
 #include "ops/simd.h"
 
 #if defined(__AVX512BF16__)
@@ -21,7 +24,6 @@ namespace tessera::tile {
 
 using simd::kLanes;
 using simd::Vec;
-using Word = uint32_t;
 
 /// Registers of one block of C: kBlockRows × kBlockVectors, beside one row of B.
 #if defined(__AVX512F__)
@@ -37,16 +39,6 @@ inline int64_t round_up(int64_t value, int64_t step) {
 }
 inline int64_t num_vectors(int64_t columns) {
   return (columns + kLanes - 1) / kLanes;
-}
-
-inline simd::WordVec load_words(const Word* from) {
-  simd::WordVec x;
-  std::memcpy(&x, from, sizeof(x));
-  return x;
-}
-
-inline void store_words(Word* to, simd::WordVec x) {
-  std::memcpy(to, &x, sizeof(x));
 }
 
 /// Words of one float.
@@ -198,11 +190,36 @@ struct StripLimit {
   int64_t end_word = 0;
 };
 
+/// `multiply` on tile registers, by strips of 32 rows.
+template <typename Limit>
+void multiply_on_registers(int64_t rows, int64_t columns, const Product& p, const Limit& limit) {
+  constexpr int64_t kStrip = 2 * kTileRows;
+  RegisterProduct<AmxTiles> registers;
+  for (int64_t row = 0; row < rows; row += kStrip) {
+    const int64_t end_row = std::min(rows, row + kStrip);
+    const StripLimit strip = limit(row, end_row);
+    registers.run({.a = p.a + row * p.a_row + strip.first_word * p.a_depth,
+                   .a_row = p.a_row,
+                   .a_depth = p.a_depth,
+                   .b = p.b + strip.first_word * p.ldb,
+                   .ldb = p.ldb,
+                   .c = p.c + row * p.ldc,
+                   .ldc = p.ldc,
+                   .rows = end_row - row,
+                   .columns = round_up(std::min(columns, strip.columns), kTileWords),
+                   .depth = std::max<int64_t>(0, strip.end_word - strip.first_word),
+                   .accumulate = p.accumulate});
+  }
+}
+
 /// Runs `p` (whose depth is ignored) for `rows` rows and `columns` columns, by strips of kBlockRows
 /// rows; `limit(first_row, end_row)` gives each strip's StripLimit. Columns are rounded up to whole
 /// vectors. A panel of B stays in the innermost cache while all strips pass.
 template <typename Words, typename Limit>
 void multiply(int64_t rows, int64_t columns, const Product& p, const Limit& limit) {
+  if (Words::kPerWord == 2 && may_use_tiles()) {
+    return multiply_on_registers(rows, columns, p, limit);
+  }
   const int64_t vectors = num_vectors(columns);
   const int64_t panels = (vectors + kBlockVectors - 1) / kBlockVectors;
   for (int64_t panel = 0; panel < panels; ++panel) {
@@ -292,35 +309,6 @@ void pack_interleaved(const Rows<const T>& rows, int64_t n, Word* to, int64_t wi
       std::fill(to + columns, to + width, Word{0});
     }
   }
-}
-
-/// The words of the low halves (kHalf 0) or of the high halves of `a` and `b`, in turn.
-template <int kHalf, size_t... kIdx>
-simd::WordVec interleave(simd::WordVec a, simd::WordVec b, std::index_sequence<kIdx...> /*lanes*/) {
-  return __builtin_shufflevector(a, b,
-                                 (static_cast<int>(kIdx) / 2 +
-                                  (static_cast<int>(kIdx) % 2) * kLanes + kHalf * (kLanes / 2))...);
-}
-
-/// Transposes kLanes × kLanes words by rounds of interleaving the halves.
-inline void transpose(const Word* from, int64_t from_stride, Word* to, int64_t to_stride) {
-  constexpr auto kAll = std::make_index_sequence<kLanes>();
-  simd::WordVec rows[kLanes];
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) rows[i] = load_words(from + i * from_stride);
-#pragma GCC unroll 4
-  for (int round = 1; round < kLanes; round *= 2) {
-    simd::WordVec next[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = interleave<0>(rows[i], rows[i + kLanes / 2], kAll);
-      next[2 * i + 1] = interleave<1>(rows[i], rows[i + kLanes / 2], kAll);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) store_words(to + i * to_stride, rows[i]);
 }
 
 /// Operand B summed along the columns: words[width, ldb] of n rows, n rounded up to kLanes;

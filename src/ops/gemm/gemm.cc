@@ -8,8 +8,10 @@
 
 #include "core/process/cpu_level.h"
 #include "ops/gemm/convert_rows.h"
+#include "ops/gemm/gemm_block.h"
 #include "ops/gemm/matmul_primitive.h"
 #include "ops/gemm/shaped_products.h"
+#include "ops/gemm/tile_products.h"
 
 namespace tessera {
 namespace {
@@ -109,40 +111,14 @@ void ThreadContext::run(const Gemm& p) {
   stream_.wait();
 }
 
-const void* offset(const void* base, DType dtype, int64_t idx) {
-  return static_cast<const std::byte*>(base) + idx * dtype_size(dtype);
-}
-
-/// A block of a product's index space.
-struct Block {
-  int64_t row = 0, col = 0, inner = 0;
-  int64_t rows = 0, cols = 0, inners = 0;
-};
-
-/// The product of a block's part of A with its part of B, into its part of C.
-Gemm part_of(const Gemm& p, const Block& block) {
-  Gemm part = p;
-  part.m = block.rows;
-  part.n = block.cols;
-  part.k = block.inners;
-  const int64_t a_idx =
-      p.transpose_a ? block.inner * p.lda + block.row : block.row * p.lda + block.inner;
-  const int64_t b_idx =
-      p.transpose_b ? block.col * p.ldb + block.inner : block.inner * p.ldb + block.col;
-  part.a = offset(p.a, p.input_type, a_idx);
-  part.b = offset(p.b, p.input_type, b_idx);
-  part.c = const_cast<void*>(offset(p.c, p.output_type, block.row * p.ldc + block.col));
-  return part;
-}
-
 /// Calls `run(block)` for every block of at most the given extents.
 template <typename F>
 void for_each_block(const Gemm& p, int64_t rows, int64_t cols, int64_t inners, F run) {
   for (int64_t row = 0; row < p.m; row += rows) {
     for (int64_t col = 0; col < p.n; col += cols) {
       for (int64_t inner = 0; inner < p.k; inner += inners) {
-        run(Block{row, col, inner, std::min(rows, p.m - row), std::min(cols, p.n - col),
-                  std::min(inners, p.k - inner)});
+        run(GemmBlock{row, col, inner, std::min(rows, p.m - row), std::min(cols, p.n - col),
+                      std::min(inners, p.k - inner)});
       }
     }
   }
@@ -152,7 +128,7 @@ void for_each_block(const Gemm& p, int64_t rows, int64_t cols, int64_t inners, F
 void run_widened(ThreadContext& context, const Gemm& p) {
   float* a_tile = context.widened_tiles();
   float* b_tile = a_tile + kWidenedTile * kWidenedTile;
-  for_each_block(p, kWidenedTile, kWidenedTile, kWidenedTile, [&](const Block& block) {
+  for_each_block(p, kWidenedTile, kWidenedTile, kWidenedTile, [&](const GemmBlock& block) {
     Gemm part = part_of(p, block);
     const auto widen = [](float* tile, const void* from, int64_t stride, int64_t rows,
                           int64_t cols) {
@@ -184,7 +160,7 @@ void run_to_f32(ThreadContext& context, const Gemm& p) {
 void run_to_bf16(ThreadContext& context, const Gemm& p) {
   float* tile = context.output_tile();
   const int64_t cols = std::min(p.n, kOutputTileCols);
-  for_each_block(p, kOutputTile / cols, cols, p.k, [&](const Block& block) {
+  for_each_block(p, kOutputTile / cols, cols, p.k, [&](const GemmBlock& block) {
     Gemm part = part_of(p, block);
     Bf16* c = static_cast<Bf16*>(part.c);
     part.c = tile;
@@ -246,6 +222,7 @@ void gemm(const Gemm& product) {
     if (!product.accumulate) clear_result(product);
     return;
   }
+  if (suits_tiles(product)) return gemm_on_tiles(product);
   ThreadContext& context = ThreadContext::current();
   if (prefers_fixed_shape(product)) {
     run_in_fixed_rows(context, product);
