@@ -10,7 +10,6 @@
 #include "ops/gemm/convert_rows.h"
 #include "ops/gemm/gemm_block.h"
 #include "ops/gemm/matmul_primitive.h"
-#include "ops/gemm/shaped_products.h"
 #include "ops/gemm/tile_products.h"
 
 namespace tessera {
@@ -66,8 +65,6 @@ class ThreadContext {
   bool supports(DType input_type) { return static_cast<bool>(matmul({.input_type = input_type})); }
 
   void run(const Gemm& product);
-  /// The same by a primitive made for these sizes; false where there is none.
-  bool run_shaped(const Gemm& product) { return shaped_.run(product, stream_); }
 
   /// Memory for kOutputTile floats, made when first asked for.
   float* output_tile() { return at_least(output_tile_, kOutputTile); }
@@ -75,7 +72,7 @@ class ThreadContext {
   float* widened_tiles() { return at_least(widened_tiles_, 2 * kWidenedTile * kWidenedTile); }
 
  private:
-  ThreadContext() : engine_(make_engine()), stream_(engine_), shaped_(engine_) {}
+  ThreadContext() : engine_(make_engine()), stream_(engine_) {}
 
   static float* at_least(std::vector<float>& memory, int64_t count) {
     if (memory.empty()) memory.resize(count);
@@ -92,7 +89,6 @@ class ThreadContext {
   dnnl::engine engine_;
   dnnl::stream stream_;
   std::array<std::optional<dnnl::matmul>, 16> matmuls_;
-  ShapedProducts shaped_;
   std::vector<float> output_tile_;
   std::vector<float> widened_tiles_;
 };
@@ -179,18 +175,6 @@ void run_any_size(ThreadContext& context, const Gemm& p) {
   }
 }
 
-/// Rows by powers of two with products made for these sizes, and the last few by any other.
-void run_in_fixed_rows(ThreadContext& context, const Gemm& p) {
-  int64_t row = 0;
-  for (int64_t rows = fixed_rows(p.m); rows > 0; rows = fixed_rows(p.m - row)) {
-    if (!context.run_shaped(part_of(p, {.row = row, .rows = rows, .cols = p.n, .inners = p.k})))
-      break;
-    row += rows;
-  }
-  if (row == p.m) return;
-  run_any_size(context, part_of(p, {.row = row, .rows = p.m - row, .cols = p.n, .inners = p.k}));
-}
-
 void clear_result(const Gemm& p) {
   const int64_t size = dtype_size(p.output_type);
   for (int64_t row = 0; row < p.m; ++row) {
@@ -223,12 +207,7 @@ void gemm(const Gemm& product) {
     return;
   }
   if (suits_tiles(product)) return gemm_on_tiles(product);
-  ThreadContext& context = ThreadContext::current();
-  if (prefers_fixed_shape(product)) {
-    run_in_fixed_rows(context, product);
-  } else {
-    run_any_size(context, product);
-  }
+  run_any_size(ThreadContext::current(), product);
 }
 
 std::string_view matrix_instructions() {

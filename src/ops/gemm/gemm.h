@@ -29,11 +29,9 @@ struct Gemm {
 };
 
 /// Runs one product on all threads of the caller's OpenMP team setting (serially inside a parallel
-/// region), through oneDNN. Deterministic for one thread count. Thread-safe.
+/// region): of BF16 on tile registers where there are some (tile_products.h), else through oneDNN.
+/// Deterministic for one thread count. Thread-safe.
 void gemm(const Gemm& product);
-
-/// Whether products of BF16 run on tile registers (AMX): such products want to be large.
-bool cpu_has_matrix_tiles();
 
 /// oneDNN's name for the instructions that its products use, "avx512_core_amx" with AMX: what the
 /// processor has, up to TESSERA_CPU.

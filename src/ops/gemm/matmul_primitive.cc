@@ -50,11 +50,4 @@ dnnl::matmul make_matmul(const MatmulKind& kind, const dnnl::engine& engine) {
   return desc ? dnnl::matmul(desc) : dnnl::matmul();
 }
 
-dnnl::matmul make_matmul(const MatmulShape& shape, const dnnl::engine& engine) {
-  const dnnl::matmul::primitive_desc desc =
-      make_desc(shape.a.desc(shape.input_type), shape.b.desc(shape.input_type),
-                shape.c.desc(shape.output_type), attributes_of(shape.accumulate), engine);
-  return desc ? dnnl::matmul(desc) : dnnl::matmul();
-}
-
 }  // namespace tessera

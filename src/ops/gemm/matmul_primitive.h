@@ -23,25 +23,11 @@ struct MatrixLayout {
   bool transposed = false;
 
   dnnl::memory::desc desc(DType dtype) const;
-  bool operator==(const MatrixLayout&) const = default;
 };
 
 /// The product for any sizes, or an empty primitive where the CPU has none for this type. Sizes are
 /// left to run time because expert sizes differ in every batch, and making a primitive costs
 /// 100-250 us; oneDNN then uses its packed GEMM, as fast as the primitives made for one shape.
 dnnl::matmul make_matmul(const MatmulKind& kind, const dnnl::engine& engine);
-
-/// A product's operands with their sizes.
-struct MatmulShape {
-  MatrixLayout a, b, c;
-  DType input_type = DType::kF32;
-  DType output_type = DType::kF32;
-  bool accumulate = false;
-
-  bool operator==(const MatmulShape&) const = default;
-};
-
-/// The product for these sizes alone, or an empty primitive where the CPU has none.
-dnnl::matmul make_matmul(const MatmulShape& shape, const dnnl::engine& engine);
 
 }  // namespace tessera

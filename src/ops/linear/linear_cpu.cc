@@ -1,9 +1,12 @@
+#include <omp.h>
+
 #include <algorithm>
 #include <functional>
 
 #include "ops/column_sums.h"
 #include "ops/cpu_dispatch.h"
 #include "ops/gemm/row_products.h"
+#include "ops/gemm/tile_permission.h"
 #include "ops/linear/linear.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
@@ -54,27 +57,48 @@ FillRows rows_of_addend(const Tensor& addend) {
   };
 }
 
-/// Rows of `out` = what `fill` gives + the product, rounded once: a BF16 result by way of `tile`.
-void add_product(GemmFunction multiply, Gemm product, const Tensor& out, float* tile,
+/// How many tiles of sums are worked on at once: on tile registers each thread takes rows from sum
+/// to result, since products of so few rows are done before all threads have begun.
+int count_tiles(DType dtype) {
+  return dtype == DType::kBF16 && may_use_tiles() ? omp_get_max_threads() : 1;
+}
+
+/// Rows `begin` on of `out`, as many as product.m says = what `fill` gives + the product, rounded
+/// once by way of `tile`.
+void add_tile(GemmFunction multiply, Gemm product, const Tensor& out, int64_t begin, float* tile,
+              const FillRows& fill) {
+  const int64_t cols = product.n;
+  const int64_t end = begin + product.m;
+  product.a = static_cast<const std::byte*>(product.a) +
+              begin * product.lda * dtype_size(product.input_type);
+  product.c = tile;
+  fill(tile, begin, end);
+  multiply(product);
+#pragma omp parallel for schedule(static)
+  for (int64_t row = begin; row < end; ++row)
+    simd::convert(out.as<Bf16>() + row * cols, tile + (row - begin) * cols, cols);
+}
+
+/// `out` = what `fill` gives + the product, rounded once: a BF16 result by way of `tiles`.
+void add_product(GemmFunction multiply, Gemm product, const Tensor& out, float* tiles,
                  const FillRows& fill) {
   const int64_t rows = product.m;
-  const int64_t cols = product.n;
-  const bool is_f32 = out.dtype == DType::kF32;
-  const int64_t step = is_f32 ? std::max<int64_t>(rows, 1) : kLinearTileRows;
-  const auto* a = static_cast<const std::byte*>(product.a);
   product.output_type = DType::kF32;
   product.accumulate = true;
-  product.c = is_f32 ? out.as<float>() : tile;
-  for (int64_t begin = 0; begin < rows; begin += step) {
-    const int64_t end = std::min(rows, begin + step);
-    product.m = end - begin;
-    product.a = a + begin * product.lda * dtype_size(product.input_type);
-    fill(static_cast<float*>(product.c), begin, end);
-    multiply(product);
-    if (is_f32) continue;
-#pragma omp parallel for schedule(static)
-    for (int64_t row = begin; row < end; ++row)
-      simd::convert(out.as<Bf16>() + row * cols, tile + (row - begin) * cols, cols);
+  if (out.dtype == DType::kF32) {
+    product.c = out.as<float>();
+    fill(out.as<float>(), 0, rows);
+    return multiply(product);
+  }
+  constexpr int64_t kFewTiles = 4;
+  const bool shares_out =
+      count_tiles(product.input_type) > 1 && rows >= kFewTiles * kLinearTileRows;
+#pragma omp parallel for schedule(dynamic, 1) if (shares_out)
+  for (int64_t begin = 0; begin < rows; begin += kLinearTileRows) {
+    Gemm part = product;
+    part.m = std::min(rows - begin, kLinearTileRows);
+    float* tile = tiles + (shares_out ? omp_get_thread_num() : 0) * kLinearTileRows * product.n;
+    add_tile(multiply, part, out, begin, tile, fill);
   }
 }
 
@@ -148,7 +172,9 @@ void linear_bias_grad(const LinearBiasGrad& /*op*/, const Args<LinearBiasGrad>& 
 /// F32 rows of `columns` for what a BF16 product is added to.
 int64_t tile_bytes(const ValueType& rows, int64_t columns) {
   if (rows.dtype == DType::kF32) return 0;
-  return std::min(rows.shape[0], kLinearTileRows) * columns * dtype_size(DType::kF32);
+  const int tiles = count_tiles(rows.dtype);
+  const int64_t tile_rows = tiles > 1 ? kLinearTileRows : std::min(rows.shape[0], kLinearTileRows);
+  return tiles * tile_rows * columns * dtype_size(DType::kF32);
 }
 
 int64_t linear_workspace(const Linear& op, std::span<const ValueType> inputs) {

@@ -91,7 +91,8 @@ void check_case(const Case& c) {
 }
 
 TEST(Linear, MatchesAReferenceInAllShapes) {
-  const int64_t shapes[][3] = {{0, 5, 3}, {1, 1, 1}, {7, 16, 33}, {33, 17, 64}, {600, 20, 9}};
+  const int64_t shapes[][3] = {{0, 5, 3},    {1, 1, 1},    {7, 16, 33},
+                               {33, 17, 64}, {600, 20, 9}, {1300, 40, 24}};
   for (const auto& [tokens, in, out] : shapes) {
     for (const bool bias : {false, true}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -109,7 +110,8 @@ TEST(Linear, GradientsAgainstFiniteDifferences) {
 }
 
 TEST(Linear, AddsAnAddendBeforeRounding) {
-  const int64_t shapes[][3] = {{0, 5, 3}, {1, 1, 1}, {7, 16, 33}, {33, 17, 64}, {600, 20, 9}};
+  const int64_t shapes[][3] = {{0, 5, 3},    {1, 1, 1},    {7, 16, 33},
+                               {33, 17, 64}, {600, 20, 9}, {1300, 40, 24}};
   for (const auto& [tokens, in, out] : shapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Case c{tokens, in, out, false, dtype};

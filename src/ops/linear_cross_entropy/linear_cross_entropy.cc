@@ -1,6 +1,6 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/tile_permission.h"
 #include "ops/many_threads.h"
 #include "ops/storage.h"
 
@@ -20,7 +20,7 @@ const ValueType kScalar = {.dtype = DType::kF32, .shape = {1}};
 }  // namespace
 
 int64_t CrossEntropySpec::default_block_vocab() {
-  return cpu_has_matrix_tiles() ? 4096 : 512;
+  return may_use_tiles() ? 4096 : 512;
 }
 
 std::optional<CrossEntropyParts> CrossEntropySpec::default_parts() {
