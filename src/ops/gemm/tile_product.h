@@ -17,7 +17,7 @@ inline constexpr int64_t kBlockColumns = 512;
 /// Rows of A that are packed together.
 inline constexpr int64_t kBlockRows = 128;
 /// Rows of a BF16 result whose sums are kept in F32 where the depth is more than a block's.
-inline constexpr int64_t kSumRows = 512;
+inline constexpr int64_t kSumRows = 256;
 
 /// Words of scratch memory: a block of B, one of A, a result's place, sums.
 struct TileScratch {
@@ -76,51 +76,19 @@ class TileProduct {
       const Range depth{k, std::min(kBlockDepth, p_.k - k)};
       pack_panels<TileForm::kColumns>(b_lines_.from(cols.first, k), cols.count, depth.count, b_);
       for (int64_t row = 0; row < rows.count; row += kBlockRows) {
-        const Range block{rows.first + row, std::min(kBlockRows, rows.count - row)};
-        const PanelRows panels = panels_of_a(block, depth);
-        for (int64_t i = 0; i < block.count; i += kPanelLines) {
-          const Range panel{block.first + i, std::min(kPanelLines, block.count - i)};
-          run_panel(panels.from(i), panel, cols, depth,
+        const int64_t count = std::min(kBlockRows, rows.count - row);
+        pack_panels<TileForm::kRows>(a_lines_.from(rows.first + row, k), count, depth.count, a_);
+        for (int64_t i = 0; i < count; i += kPanelLines) {
+          const Range panel{rows.first + row + i, std::min(kPanelLines, count - i)};
+          run_panel(a_ + i * padded_words(depth.count), panel, cols, depth,
                     sums ? sums_ + (row + i) * kBlockColumns : nullptr);
         }
       }
     }
   }
 
-  /// Where a panel of A lies: registers of 16 rows `row` words apart, the next step of the depth
-  /// `step` words on.
-  struct PanelRows {
-    const Word* data = nullptr;
-    int64_t row = 0;
-    int64_t step = 0;
-    int64_t second = 0;  ///< the other register of a step
-    int64_t panel = 0;   ///< the next panel
-
-    PanelRows from(int64_t line) const {
-      return {data + line / kPanelLines * panel, row, step, second, panel};
-    }
-  };
-
-  /// The rows packed, or where they are if registers can take them so: whole registers at whole
-  /// cache lines, and rows that do not all compete for the same sets of the first cache.
-  PanelRows panels_of_a(Range rows, Range depth) {
-    constexpr int64_t kLine = 64;
-    constexpr int64_t kCompeting = 2048;
-    const Lines lines = a_lines_.from(rows.first, depth.first);
-    const int64_t row_bytes = lines.stride * int64_t{sizeof(Bf16)};
-    const bool whole = rows.count % kPanelLines == 0 && depth.count % kTileDepth == 0;
-    if (whole && !lines.by_depth && row_bytes % kLine == 0 && row_bytes % kCompeting != 0 &&
-        reinterpret_cast<uintptr_t>(lines.data) % kLine == 0) {
-      const int64_t row = row_bytes / int64_t{sizeof(Word)};
-      return {reinterpret_cast<const Word*>(lines.data), row, kTileWords, kTileRows * row,
-              kPanelLines * row};
-    }
-    pack_panels<TileForm::kRows>(lines, rows.count, depth.count, a_);
-    return {a_, kTileWords, kPanelStep, kTileSize, kPanelLines * padded_words(depth.count)};
-  }
-
   /// A panel of A with all panels of B; a result whose sums are kept goes to `sums` first.
-  void run_panel(const PanelRows& a, Range rows, Range cols, Range depth, float* sums) {
+  void run_panel(const Word* a, Range rows, Range cols, Range depth, float* sums) {
     const bool last = depth.first + depth.count == p_.k;
     const bool accumulate = p_.accumulate || depth.first > 0;
     for (int64_t col = 0; col < cols.count; col += kPanelLines) {
@@ -142,19 +110,19 @@ class TileProduct {
   }
 
   /// c[32, 32] = or += a panel of A times one of B.
-  void multiply(const PanelRows& a, const Word* b, int64_t depth, float* c, int64_t ldc,
+  void multiply(const Word* a, const Word* b, int64_t depth, float* c, int64_t ldc,
                 bool accumulate) {
     struct Operands {
       const Word* a[2];
       const Word* b[2];
-      int64_t a_stride = 0;
+      int64_t a_stride = kTileWords;
       int64_t b_stride = kTileWords;
     };
     begin_four(tiles_, c, ldc, accumulate);
     multiply_four(tiles_, padded_words(depth) / kTileWords, [a, b](int64_t step) {
-      const Word* a_step = a.data + step * a.step;
+      const Word* a_step = a + step * kPanelStep;
       const Word* b_step = b + step * kPanelStep;
-      return Operands{{a_step, a_step + a.second}, {b_step, b_step + kTileSize}, a.row};
+      return Operands{{a_step, a_step + kTileSize}, {b_step, b_step + kTileSize}};
     });
     end_four(tiles_, c, ldc);
   }

@@ -29,7 +29,6 @@ struct TileOperands {
   TileCase c;
   std::vector<Bf16> a, b, narrow;
   std::vector<float> wide;
-  const Bf16* a_at = nullptr;
   Gemm product;
 
   explicit TileOperands(const TileCase& given) : c(given) {
@@ -37,12 +36,7 @@ struct TileOperands {
     const int64_t lda = (c.transpose_a ? c.m : c.k) + c.padding;
     const int64_t ldb = (c.transpose_b ? c.k : c.n) + c.padding;
     const int64_t ldc = c.n + c.padding;
-    // A begins at a cache line, so that its rows are read where they are if they can be.
-    constexpr int64_t kLine = 64;
-    const int64_t num_a = (c.transpose_a ? c.k : c.m) * lda;
-    a = random_elements(num_a + kLine / int64_t{sizeof(Bf16)}, random);
-    const auto address = reinterpret_cast<uintptr_t>(a.data());
-    a_at = a.data() + (kLine - address % kLine) % kLine / sizeof(Bf16);
+    a = random_elements((c.transpose_a ? c.k : c.m) * lda, random);
     b = random_elements((c.transpose_b ? c.n : c.k) * ldb, random);
     narrow = random_elements(c.m * ldc, random);
     wide.assign(narrow.begin(), narrow.end());
@@ -51,7 +45,7 @@ struct TileOperands {
                .m = c.m,
                .n = c.n,
                .k = c.k,
-               .a = a_at,
+               .a = a.data(),
                .lda = lda,
                .b = b.data(),
                .ldb = ldb,
@@ -87,7 +81,7 @@ struct TileOperands {
     for (int64_t k = 0; k < c.k; ++k) {
       const double term =
           static_cast<double>(
-              static_cast<float>(a_at[c.transpose_a ? k * product.lda + i : i * product.lda + k])) *
+              static_cast<float>(a[c.transpose_a ? k * product.lda + i : i * product.lda + k])) *
           static_cast<float>(b[c.transpose_b ? j * product.ldb + k : k * product.ldb + j]);
       sum += term;
       magnitude += std::abs(term);

@@ -58,9 +58,13 @@ FillRows rows_of_addend(const Tensor& addend) {
 }
 
 /// How many tiles of sums are worked on at once: on tile registers each thread takes rows from sum
-/// to result, since products of so few rows are done before all threads have begun.
-int count_tiles(DType dtype) {
-  return dtype == DType::kBF16 && may_use_tiles() ? omp_get_max_threads() : 1;
+/// to result, since products of so few rows are done before all threads have begun; but one where
+/// the tiles of all threads would take more than 64 MiB.
+int count_tiles(DType dtype, int64_t columns) {
+  constexpr int64_t kMostElements = int64_t{16} << 20;
+  const int threads = omp_get_max_threads();
+  const bool fits = threads * kLinearTileRows * columns <= kMostElements;
+  return dtype == DType::kBF16 && may_use_tiles() && fits ? threads : 1;
 }
 
 /// Rows `begin` on of `out`, as many as product.m says = what `fill` gives + the product, rounded
@@ -92,7 +96,7 @@ void add_product(GemmFunction multiply, Gemm product, const Tensor& out, float* 
   }
   constexpr int64_t kFewTiles = 4;
   const bool shares_out =
-      count_tiles(product.input_type) > 1 && rows >= kFewTiles * kLinearTileRows;
+      count_tiles(product.input_type, product.n) > 1 && rows >= kFewTiles * kLinearTileRows;
 #pragma omp parallel for schedule(dynamic, 1) if (shares_out)
   for (int64_t begin = 0; begin < rows; begin += kLinearTileRows) {
     Gemm part = product;
@@ -172,7 +176,7 @@ void linear_bias_grad(const LinearBiasGrad& /*op*/, const Args<LinearBiasGrad>& 
 /// F32 rows of `columns` for what a BF16 product is added to.
 int64_t tile_bytes(const ValueType& rows, int64_t columns) {
   if (rows.dtype == DType::kF32) return 0;
-  const int tiles = count_tiles(rows.dtype);
+  const int tiles = count_tiles(rows.dtype, columns);
   const int64_t tile_rows = tiles > 1 ? kLinearTileRows : std::min(rows.shape[0], kLinearTileRows);
   return tiles * tile_rows * columns * dtype_size(DType::kF32);
 }
