@@ -5,6 +5,7 @@
 #include "ops/attention/attention_sequence_list.cuh"
 #include "ops/attention/attention_tensor.cuh"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -282,6 +283,7 @@ template <int kDepth, int kDepthV, bool kOwnList>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     forward_kernel(const __grid_constant__ TensorParams params) {
   wait_for_earlier();
+  let_next_begin_if_short();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   if (threadIdx.x == 0) shared.init();

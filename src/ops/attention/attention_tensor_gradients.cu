@@ -2,6 +2,7 @@
 // keys leave most of the GPU idle: the first thread blocks take the keys', the others the queries'.
 #include "ops/attention/attention_tensor_key_grads.cuh"
 #include "ops/attention/attention_tensor_query_grad.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -47,6 +48,7 @@ template <int kDepth, int kDepthV>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     gradients_kernel(const __grid_constant__ TensorParams params) {
   wait_for_earlier();
+  let_next_begin_if_short();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   const int num_key_tasks = *params.num_items * params.pairs.num_kv_heads;

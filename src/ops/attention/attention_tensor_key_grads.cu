@@ -1,5 +1,6 @@
 // The launches of the gradients of attention's keys and values.
 #include "ops/attention/attention_tensor_key_grads.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -13,6 +14,7 @@ template <int kDepth, int kDepthV, Want kWant, bool kRing>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     key_grads_kernel(const __grid_constant__ TensorParams params) {
   wait_for_earlier();
+  let_next_begin_if_short();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   // One task each: to go through several takes registers that there are not.

@@ -3,6 +3,7 @@
 // the kernel of the keys' gradients left.
 #include "ops/attention/attention_tensor.cuh"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -171,6 +172,7 @@ template <int kDepth>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     pair_sums_kernel(const __grid_constant__ TensorParams params) {
   wait_for_earlier();
+  let_next_begin_if_short();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth>*>(memory);
   if (*params.pairs.fit == 0) return;

@@ -1,5 +1,6 @@
 // The launches of the gradient of attention's queries.
 #include "ops/attention/attention_tensor_query_grad.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -12,6 +13,7 @@ template <int kDepth, int kDepthV>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     query_grad_kernel(const __grid_constant__ TensorParams params) {
   wait_for_earlier();
+  let_next_begin_if_short();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   if (params.pairs.tiles != nullptr && *params.pairs.fit != 0) return;  // they are summed up

@@ -4,6 +4,7 @@
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/attention/attention_sequence_list.cuh"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda::attention {
@@ -16,6 +17,7 @@ constexpr int kDeltaBlocks = 6;  // of an SM, despite the list's registers: 48 k
 
 __global__ void __launch_bounds__(kListThreads) list_sequences_kernel(SequenceList sequences) {
   wait_for_earlier();
+  let_next_begin_if_short();
   list_sequences(sequences);
 }
 
@@ -44,6 +46,7 @@ __global__ void __launch_bounds__(kListThreads)
     list_ring_kernel(WorkList list, RingQueries queries, const int* cu_seqlens, int num_sequences,
                      int block, int num_lengths) {
   wait_for_earlier();
+  let_next_begin_if_short();
   for (int i = threadIdx.x; i < num_lengths; i += kListThreads) list.num_of_length[i] = 0;
   if (threadIdx.x == 0) *list.num_items = 0;
   __syncthreads();
@@ -63,6 +66,7 @@ __global__ void __launch_bounds__(kListThreads)
 __global__ void list_cached_kernel(WorkList list, const int* length, int num_queries, int capacity,
                                    int block) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const bool valid = num_queries <= *length && *length <= capacity;
   const int num_blocks = valid ? (num_queries + block - 1) / block : 0;
   if (threadIdx.x == 0) *list.num_items = num_blocks;
@@ -74,6 +78,7 @@ __global__ void list_cached_kernel(WorkList list, const int* length, int num_que
 
 __global__ void sequence_offsets_kernel(SequenceOffsets params) {
   wait_for_earlier();
+  let_next_begin_if_short();
   for (int s = threadIdx.x; s <= params.num_sequences; s += blockDim.x) {
     const int begin = min(max(params.cu_seqlens[s], 0), params.num_tokens);
     if (s < params.num_sequences)
@@ -85,6 +90,7 @@ __global__ void sequence_offsets_kernel(SequenceOffsets params) {
 
 __global__ void transpose_kernel(const float* from, float* to, int64_t rows, int64_t columns) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (at < rows * columns) to[at] = from[at % rows * columns + at / rows];
 }
@@ -95,6 +101,7 @@ template <typename T, int kWidth, int kLanes, bool kList>
 __global__ void __launch_bounds__(kDeltaThreads, kList ? kDeltaBlocks : 1)
     delta_kernel(DeltaParams params, SequenceList sequences) {
   wait_for_earlier();
+  let_next_begin_if_short();
   if (kList && blockIdx.x == 0) {
     list_sequences(sequences);
     return;

@@ -1,5 +1,6 @@
 #include "ops/cuda/activation_math.cuh"
 #include "ops/cuda/activation_shares.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
     activate_rows(const __grid_constant__ Params p, const __grid_constant__ SizedExperts experts,
                   int row_warps) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const Share share(row_warps);
   if (share.row >= p.rows.in_use()) return;
   const int size = size_of(share.row, p.size, experts);

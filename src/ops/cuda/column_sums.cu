@@ -1,6 +1,7 @@
 #include "ops/cuda/column_sums.cuh"
 
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -12,6 +13,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     add_partials(Accumulator accumulator, const float* partials, int num_partials, int64_t cols) {
   __shared__ float sums[kWarps][33];
   wait_for_earlier();
+  let_next_begin_if_short();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + lane;

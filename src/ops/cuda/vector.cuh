@@ -10,6 +10,7 @@
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/divider.h"
 #include "ops/cuda/rows.h"
+#include "ops/cuda/short_kernel.cuh"
 
 /// What memory-bound kernels share: accesses of 16 bytes with arithmetic in F32, sums over warps,
 /// and the loop over all vectors of all rows.
@@ -193,6 +194,7 @@ __global__ void __launch_bounds__(kMapThreads, Map::kBlocks)
     map_vectors(const __grid_constant__ Map map, RowCount rows, int64_t first_row,
                 Divider row_vectors) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t end = (rows.in_use() - first_row) * row_vectors.divisor();
   const uint32_t first = blockIdx.x * (kMapThreads * Map::kUnroll) + threadIdx.x;
   typename Map::Loaded loaded[Map::kUnroll];

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/embedding/embedding_device.cuh"
 
@@ -212,6 +213,7 @@ __device__ void append_tile(const ListParams& p, ListShared& shared, int count) 
 /// Block b lists the positions of the rows that are b modulo the number of blocks.
 __global__ void __launch_bounds__(kListThreads) list_tokens(const __grid_constant__ ListParams p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ ListShared shared;
   const int64_t count = p.tokens.rows.in_use();
   const int64_t tiles = divide_up(count, kTile);
@@ -254,6 +256,7 @@ __global__ void __launch_bounds__(kSegmentThreads, kSegmentBlocks)
     add_segments(const __grid_constant__ Scratch scratch, const T* grad, int hidden,
                  float* accumulator) {
   wait_for_earlier();
+  let_next_begin_if_short();
   // There is memory for as many segments as blocks; read before it is known whether one is there.
   const Segment segment = scratch.segments[blockIdx.x];
   if (static_cast<int>(blockIdx.x) >= scratch.taken->segments) return;
@@ -290,6 +293,7 @@ template <int kColumns>
 __global__ void __launch_bounds__(256)
     add_split_rows(const __grid_constant__ Scratch scratch, int hidden, float* accumulator) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int pieces = (hidden + 32 * kColumns - 1) / (32 * kColumns);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t work = static_cast<int64_t>(scratch.taken->split_rows) * pieces;

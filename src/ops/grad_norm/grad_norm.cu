@@ -1,5 +1,6 @@
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/parts.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/grad_norm/grad_norm_kernels.h"
 
@@ -66,6 +67,7 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     sum_chunks(const T* x, int64_t count, double* partials) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSquaresChunk;
   const double sum = sum_chunk<T, kWidth>(x + begin, length_of(count, begin));
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
@@ -83,6 +85,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     sum_chunks_of_list(const __grid_constant__ SliceList list, double* partials) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int chunk = static_cast<int>(blockIdx.x);
   const int i = find_part(list.first_chunk, list.count, chunk);
   const SquaresSlice slice = list.slices[i];
@@ -105,6 +108,7 @@ struct SumList {
 __global__ void __launch_bounds__(kSumThreads)
     add_chunks(const __grid_constant__ SumList list, const double* partials, double* sums) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int end = list.num_chunks[blockIdx.x + 1];
   double total = 0;
 #pragma unroll 4
@@ -159,6 +163,7 @@ __global__ void __launch_bounds__(kClipThreads)
     clip_gradients(const __grid_constant__ LossList list, const GradClipArgs args, bool first,
                    bool last) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int own = static_cast<int>(threadIdx.x);
   const bool own_bad = own < list.count && !isfinite(*list.losses[own]);
   const bool any_bad = __syncthreads_or(own_bad) != 0 || (!first && args.grad_scale[1] != 0);

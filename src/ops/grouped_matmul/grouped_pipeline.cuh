@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/pipeline/ring_cursor.cuh"
 #include "ops/cuda/pipeline/warp_roles.cuh"
 #include "ops/cuda/pipeline/work_queue.cuh"
@@ -195,7 +196,7 @@ __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Param
   uint32_t turn = 0;
   for (;;) {
     const Work work = own_part<Epilogue>(shared.queue.take(turn), rank);
-    if (work.expert < 0) return;
+    if (work.expert < 0) return let_next_begin();
     const int num_boxes = (work.num_rows + kBoxTokens - 1) / kBoxTokens;
     const int engine_rows = Epilogue::kGathers ? 0 : num_boxes * kBoxTokens;
     const uint32_t bytes = (Cut<Epilogue>::kFeatures + engine_rows) * kRowBytes;
@@ -433,6 +434,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   sync_cluster();
+  wait_for_earlier();
   if (threadIdx.x < kWarpgroup) {
     Roles::begin_feeding();
     if (threadIdx.x == 0) {
@@ -460,8 +462,8 @@ void launch(const typename Epilogue::Params& params, cudaStream_t stream) {
   const auto kernel = grouped_kernel<Epilogue>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              sizeof(Shared<Epilogue>)));
-  kernel<<<2 * num_clusters(), kThreads, sizeof(Shared<Epilogue>), stream>>>(params);
-  check(cudaGetLastError());
+  const auto blocks = static_cast<unsigned>(2 * num_clusters());
+  launch_early(kernel, {blocks, kThreads, sizeof(Shared<Epilogue>)}, stream, params);
 }
 
 }  // namespace grouped

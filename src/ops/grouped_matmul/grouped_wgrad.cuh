@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx/block_box.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/warpgroup_product.cuh"
@@ -73,7 +74,7 @@ __device__ void produce(typename W::Shared& shared, const typename W::Params& pa
   uint32_t turn = 0;
   for (;;) {
     const typename W::Work work = own_part<W>(shared.queue.take(turn), rank);
-    if (work.expert < 0) return;
+    if (work.expert < 0) return let_next_begin();
     for (int s = 0; s < work.num_stages; ++s) {
       Stage& stage = shared.stages[cursor.stage];
       Barrier* const full = &shared.full[cursor.stage];
@@ -405,6 +406,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   sync_cluster();
+  wait_for_earlier();
   const uint32_t rank = cluster_rank();
   if (threadIdx.x < kWarpgroup) {
     Roles::begin_feeding();
@@ -429,8 +431,8 @@ void launch(const typename W::Params& params, cudaStream_t stream) {
   const auto kernel = grouped_wgrad_kernel<W>;
   constexpr size_t kBytes = sizeof(typename W::Shared);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<2 * num_clusters(), kThreads, kBytes, stream>>>(params);
-  check(cudaGetLastError());
+  launch_early(kernel, {static_cast<unsigned>(2 * num_clusters()), kThreads, kBytes}, stream,
+               params);
 }
 
 }  // namespace wgrad

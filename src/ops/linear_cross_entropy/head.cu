@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/linear_cross_entropy/head_kernels.h"
 
 namespace tessera::cuda {
@@ -233,6 +234,7 @@ template <typename T, bool kLosses, bool kGradients>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     head_kernel(const HeadRows rows, const HeadLosses losses, const HeadGradients gradients) {
   wait_for_earlier();
+  let_next_begin_if_short();
   float* const row = rows.logits + blockIdx.x * rows.stride;
   const auto num_columns = static_cast<int>(rows.num_columns);
   const int64_t token = rows.first_token + blockIdx.x;
@@ -265,6 +267,7 @@ constexpr int kSumThreads = 1024;
 
 __global__ void __launch_bounds__(kSumThreads) sum_losses_kernel(const LossSum all) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ double sums[kSumThreads];
   const int64_t end = all.extent != nullptr ? *all.extent : all.num_tokens;
   double sum = 0;
@@ -283,6 +286,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_losses_kernel(const LossSum a
 template <typename T>
 __global__ void copy_rows_kernel(const HeadCopy copy) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t width = copy.row_bytes / static_cast<int64_t>(sizeof(T));
   const int64_t token = copy.first_token + blockIdx.x;
   const T* const from = static_cast<const T*>(copy.from) + token * width;

@@ -7,6 +7,7 @@
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/rope/rope_device.cuh"
 
 namespace tessera::cuda {
@@ -159,6 +160,7 @@ template <typename T, int kLanes, bool kTable>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     norm_rope_rows(const __grid_constant__ NormRopeRows p, const __grid_constant__ Items items) {
   wait_for_earlier();
+  let_next_begin_if_short();
   extern __shared__ __align__(16) unsigned char memory[];
   constexpr int kHeads = kForwardHeads;
   constexpr int kGroups = kThreads / kLanes;

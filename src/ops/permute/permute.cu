@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/permute/permute_kernels.h"
 
 namespace tessera::cuda {
@@ -113,6 +114,7 @@ template <typename Raw, int kVectors, int kTokens>
 __global__ void __launch_bounds__(kThreads)
     permute_rows(const PermuteRows p, int64_t vectors, int parts, unsigned copying_blocks) {
   wait_for_earlier();
+  let_next_begin_if_short();
   if (blockIdx.x >= copying_blocks)
     return clear_padding<Raw>(p.maps, vectors, p.rows_RH, blockIdx.x - copying_blocks);
   const int lane = threadIdx.x % kLanes;
@@ -152,6 +154,7 @@ template <typename T, int kValues, int kRows, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     combine_rows(const CombineRows p, int64_t vectors, int parts) {
   wait_for_earlier();
+  let_next_begin_if_short();
   using Vec = Vector<T, kValues>;
   using Raw = typename Vec::Raw;
   const int64_t work = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
@@ -208,12 +211,14 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads) clear_row_of(const CombineBackward p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i < p.maps.num_tokens * p.maps.top_k) p.row_of_TK[i] = -1;
 }
 
 __global__ void __launch_bounds__(kThreads) invert_source(const CombineBackward p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (row >= actual(p.maps.row_extent, p.maps.num_rows)) return;
   const int32_t source = p.maps.source_R[row];
@@ -232,6 +237,7 @@ template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads)
     combine_backward(const CombineBackward p, int64_t vectors, unsigned copying_blocks) {
   wait_for_earlier();
+  let_next_begin_if_short();
   using Vec = Vector<T, kValues>;
   using Raw = typename Vec::Raw;
   if (blockIdx.x >= copying_blocks)
@@ -278,6 +284,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads) gather_values(const GatherValues p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= actual(p.extent, p.count) * p.per_row) return;
   const int32_t at = p.idx[i];

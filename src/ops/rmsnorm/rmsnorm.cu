@@ -8,6 +8,7 @@
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -100,6 +101,7 @@ template <typename T, int kWidth, int kLanes, int kThreads>
 __global__ void __launch_bounds__(kThreads, forward_blocks(kLanes, kThreads))
     rmsnorm_rows(const __grid_constant__ ForwardParams p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   constexpr int kRows = kForwardRows<kLanes>;
   const Lane<kLanes> lane(kWidth);
   const bool holds = lane.column < p.hidden;
@@ -139,6 +141,7 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kWideThreads)
     rmsnorm_wide_rows(const __grid_constant__ ForwardParams p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t num_rows = p.rows.in_use();
   const int first = static_cast<int>(threadIdx.x) * kWidth;
   constexpr int kStep = kWideThreads * kWidth;
@@ -290,6 +293,7 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kWideThreads)
     rmsnorm_backward_wide_rows(const __grid_constant__ BackwardParams p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t num_rows = p.rows.in_use();
   const int first = static_cast<int>(threadIdx.x) * kWidth;
   constexpr int kStep = kWideThreads * kWidth;

@@ -1,6 +1,7 @@
 // A stable counting sort of assignments by expert. Every place is computed, none is taken by
 // whoever comes first, so the order is that of the tokens.
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/route_map/route_assignments.cuh"
 
 namespace tessera::cuda {
@@ -13,6 +14,7 @@ constexpr int kFillThreads = 256;
 
 __global__ void __launch_bounds__(kWarps* kLanes) count_runs(const RouteCount p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   extern __shared__ int32_t counts[];
   const RouteAssignments& a = p.assignments;
   for (int e = threadIdx.x; e < a.num_local; e += blockDim.x) counts[e] = 0;
@@ -121,6 +123,7 @@ __device__ __forceinline__ void place_runs_of_experts(const RoutePlaces& p, int3
 
 __global__ void __launch_bounds__(kScanThreads) place_runs(const RoutePlaces p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ int32_t totals[kScanThreads];
   totals[threadIdx.x] = 0;
   __syncthreads();
@@ -141,6 +144,7 @@ __global__ void __launch_bounds__(kScanThreads) place_runs(const RoutePlaces p) 
 
 __global__ void __launch_bounds__(kWarps* kLanes) sort_runs(const RouteSort p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   extern __shared__ int32_t places[];  // [kWarps, N]
   const RouteAssignments& a = p.assignments;
   const int lane = threadIdx.x % kLanes;
@@ -255,6 +259,7 @@ __device__ int64_t compact(const Rank& rank, int32_t* assignments, int64_t n, ui
 
 __global__ void __launch_bounds__(kScanThreads) keep_best(const RouteKeep p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int first = blockIdx.x * p.group_size;
   const int last = first + p.group_size;
   int32_t* assignments = p.sorted + p.starts[first];
@@ -281,6 +286,7 @@ __global__ void __launch_bounds__(kScanThreads) keep_best(const RouteKeep p) {
 
 __global__ void __launch_bounds__(kScanThreads) place_experts(const RouteOffsets p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int e = threadIdx.x;
   place_rows(p, e < p.num_local ? p.counts_kept[e] : 0, p.starts[p.num_local]);
 }
@@ -288,6 +294,7 @@ __global__ void __launch_bounds__(kScanThreads) place_experts(const RouteOffsets
 /// Blocks (x) share the rows of an expert (y).
 __global__ void __launch_bounds__(kFillThreads) write_rows(const RouteRows p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int e = blockIdx.y;
   const int32_t* sorted = p.sorted + p.starts[e];
   const int64_t first = p.offsets[e];
@@ -303,12 +310,14 @@ __global__ void __launch_bounds__(kFillThreads) write_rows(const RouteRows p) {
 
 __global__ void __launch_bounds__(kFillThreads) clear_rows(const CapacityOrder p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t t = static_cast<int64_t>(blockIdx.x) * kFillThreads + threadIdx.x;
   if (t < p.num_tokens) p.row_of_T[t] = -1;
 }
 
 __global__ void __launch_bounds__(kFillThreads) put_in_order(const CapacityOrder p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kFillThreads + threadIdx.x;
   if (row >= p.num_tokens) return;
   const int64_t token = p.positions[row];
@@ -324,6 +333,7 @@ __global__ void __launch_bounds__(kFillThreads) put_in_order(const CapacityOrder
 /// Starts with all dropped.
 __global__ void __launch_bounds__(kScanThreads) drop_own(const CapacityOwn p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int32_t* idx = p.expert_idx_TK + p.begin * p.top_k;
   int64_t assigned = 0;
   for (int64_t i = threadIdx.x; i < p.count * p.top_k; i += kScanThreads) {
@@ -337,6 +347,7 @@ __global__ void __launch_bounds__(kScanThreads) drop_own(const CapacityOwn p) {
 
 __global__ void __launch_bounds__(kFillThreads) keep_own(const CapacityOwn p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int e = blockIdx.y;
   const int32_t* sorted = p.sorted + p.starts[e];
   const int64_t kept = p.counts_kept[e];

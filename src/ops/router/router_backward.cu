@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
 #include "ops/router/router_terms.cuh"
@@ -234,6 +235,7 @@ struct TokenBackward {
 template <int kPer, bool kFew>
 __global__ void __launch_bounds__(kWarps* kLanes) backward_tokens(const RouterBackwardTokens p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ __align__(16) float scratch_E[kWarps][TokenScores<kPer>::kRowValues];
   const int warp = threadIdx.x / kLanes;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + warp;

@@ -1,5 +1,6 @@
 // The router's products in F32 on the ordinary cores, for any shape.
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/cuda/tile/exact_product.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/router/router_kernels.h"
@@ -32,6 +33,7 @@ template <int kColumns, typename A, bool kAReduction, bool kBReduction, typename
 __global__ void __launch_bounds__(kThreads)
     multiply(const Product<A, kAReduction, kBReduction, C> p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   using Tile = ExactTile<ExactOperand<A, kAReduction>, ExactOperand<float, kBReduction>, kColumns>;
   __shared__ typename Tile::Shared shared;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTileRows;
@@ -123,6 +125,7 @@ void multiply_grad_weight(const RouterShape& s, const float* grad_logits_TE, con
 __global__ void __launch_bounds__(256)
     add_splits(const float* partials, int num_splits, int64_t count, Accumulator to) {
   wait_for_earlier();
+  let_next_begin_if_short();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= count) return;
   float sum = 0;

@@ -2,6 +2,7 @@
 // Products of BF16 values are exact in F32, where they are added up. Terms whose product is below
 // what the result keeps are left out.
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/router/router_terms.cuh"
 
 namespace tessera::cuda {
@@ -11,6 +12,7 @@ constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) split_weight(const RouterWeight weight) {
   wait_for_earlier();
+  let_next_begin_if_short();
   write_weight_terms(weight, static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x);
 }
 

@@ -1,6 +1,7 @@
 // What the router says of all tokens together: counts, score means and losses.
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx/barrier.cuh"
+#include "ops/cuda/short_kernel.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
 #include "ops/router/router_totals.cuh"
@@ -27,6 +28,7 @@ __device__ void write_fractions(float* counts_E, int num_experts, int group_size
 
 __global__ void __launch_bounds__(kThreads) make_fractions(const RouterFractions p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ float counts_E[kRouterMaxExperts];
   __shared__ double scratch[kThreads / kLanes];
   const int e = threadIdx.x;
@@ -38,6 +40,7 @@ __global__ void __launch_bounds__(kThreads) make_fractions(const RouterFractions
 __global__ void __launch_bounds__(kSegmentThreads)
     make_segment_fractions(const SegmentFractions p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ int32_t counts[kRouterMaxExperts];
   __shared__ float counts_E[kRouterMaxExperts];
   __shared__ double scratch[kSegmentThreads / kLanes];
@@ -59,6 +62,7 @@ __global__ void __launch_bounds__(kSegmentThreads)
 template <int kPer>
 __global__ void __launch_bounds__(kWarps* kLanes) add_segment_balance(const SegmentBalance p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ double sums[kWarps];
   const int warp = threadIdx.x / kLanes;
   const TokenScores<kPer> scores{p.num_experts, static_cast<int>(threadIdx.x) % kLanes};
@@ -137,6 +141,7 @@ __device__ __forceinline__ T add_parts(const T* parts_E, int num_experts) {
 __global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTotalThreads)
     add_totals(const RouterTotals p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ float counts_E[kRouterMaxExperts];
   const int e = threadIdx.x;
   double z = 0;
@@ -158,6 +163,7 @@ __global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTot
 
 __global__ void __launch_bounds__(kTotalThreads) add_segment_losses(const SegmentLoss p) {
   wait_for_earlier();
+  let_next_begin_if_short();
   __shared__ double scratch[kTotalWarps];
   double balance = 0;
   for (int64_t block = threadIdx.x; block < router_blocks(p.num_tokens); block += kTotalThreads)
