@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "ops/embedding/embedding.h"
+#include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/quantize/quantize.h"
 #include "ops/round_values/round_values.h"
@@ -44,6 +45,39 @@ ShardStatesOf add(const AxisCall& call) {
 ShardStatesOf linear(const AxisCall& call) {
   const bool addend = dynamic_cast<const Linear&>(call.op).extra() == Linear::Extra::kAddend;
   return follow(call, addend ? "x:th w:oh a:to -> y:to=xw+a" : "x:th w:oh b:o -> y:to=xw+b");
+}
+
+ShardStatesOf joined_linear(const AxisCall& call) {
+  switch (dynamic_cast<const JoinedLinear&>(call.op).count()) {
+    case 2:
+      return follow(call, "x:th w:ah v:bh -> y:ta=xw z:tb=xv");
+    case 3:
+      return follow(call, "x:th w:ah v:bh u:ch -> y:ta=xw z:tb=xv r:tc=xu");
+    default:
+      return follow(call, "x:th w:ah v:bh u:ch s:dh -> y:ta=xw z:tb=xv r:tc=xu q:td=xs");
+  }
+}
+
+ShardStatesOf joined_linear_dgrad(const AxisCall& call) {
+  switch (dynamic_cast<const JoinedLinearDgrad&>(call.op).count()) {
+    case 2:
+      return follow(call, "g:ta w:ah k:tb v:bh x:th -> y:th=gw+kv+x");
+    case 3:
+      return follow(call, "g:ta w:ah k:tb v:bh l:tc u:ch x:th -> y:th=gw+kv+lu+x");
+    default:
+      return follow(call, "g:ta w:ah k:tb v:bh l:tc u:ch m:td s:dh x:th -> y:th=gw+kv+lu+ms+x");
+  }
+}
+
+ShardStatesOf joined_linear_wgrad(const AxisCall& call) {
+  switch (dynamic_cast<const JoinedLinearWgrad&>(call.op).count()) {
+    case 2:
+      return follow(call, "x:th g:ta k:tb -> w:ah=xg v:bh=xk");
+    case 3:
+      return follow(call, "x:th g:ta k:tb l:tc -> w:ah=xg v:bh=xk u:ch=xl");
+    default:
+      return follow(call, "x:th g:ta k:tb l:tc m:td -> w:ah=xg v:bh=xk u:ch=xl s:dh=xm");
+  }
 }
 
 /// Of matrices that are turned, what belonged to an expert still does.
@@ -216,6 +250,9 @@ const std::map<std::string_view, Rule>& rules() {
       {"add", add},
       {"add_bias", "x:th b:h -> y:th=x+b"},
       {"add_bias_grad", "g:th -> db:h=g"},
+      {"joined_linear", joined_linear},
+      {"joined_linear_dgrad", joined_linear_dgrad},
+      {"joined_linear_wgrad", joined_linear_wgrad},
       {"linear", linear},
       {"linear_dgrad", "g:to w:oh a:th -> dx:th=gw+a"},
       {"linear_wgrad", "x:th g:to -> dw:oh=xg"},

@@ -28,6 +28,7 @@
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
+#include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
@@ -92,6 +93,7 @@ KernelTable make_cpu_kernels() {
   add_grouped_matmul_cpu(table);
   add_latent_cache_cpu(table);
   add_latent_heads_cpu(table);
+  add_joined_linear_cpu(table);
   add_linear_cpu(table);
   add_linear_cross_entropy_cpu(table);
   add_max_logits_cpu(table);

@@ -28,6 +28,7 @@
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
+#include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
@@ -93,6 +94,7 @@ KernelTable make_cuda_kernels() {
   add_latent_cache_cuda(table);
   add_latent_heads_cuda(table);
   add_linear_cross_entropy_cuda(table);
+  add_joined_linear_cuda(table);
   add_linear_cuda(table);
   add_max_logits_cuda(table);
   add_muon_cuda(table);

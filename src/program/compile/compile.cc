@@ -7,6 +7,7 @@
 #include "program/compile/fuse_repeats.h"
 #include "program/compile/fuse_sums.h"
 #include "program/compile/join_expert_blocks.h"
+#include "program/compile/join_products.h"
 #include "program/compile/keep_quantized.h"
 #include "program/compile/quantize_early.h"
 #include "program/compile/quantize_saved.h"
@@ -182,6 +183,12 @@ void join_repeats(Compilation& c) {
   });
 }
 
+void join_small_products(Compilation& c) {
+  change_all(c.programs, [](const Program& program, const std::vector<ValueId>& kept) {
+    return join_products(program, kept);
+  });
+}
+
 void order_nodes(Compilation& c) {
   const ScheduleOptions options{
       .memory_growth = 0.1,
@@ -225,6 +232,8 @@ constexpr Pass kPasses[] = {
      where_activations_fuse, fuse_activations},
     {"fuse_repeats", "nodes also give what others compute of the same values", in_training,
      join_repeats},
+    {"join_products", "small products of the same rows, or of one sum, become one", on_devices,
+     join_small_products},
     {"schedule", "exchanges begin early, computation hides them", in_training, order_nodes},
     {"set_aside", "weight gradients that leave most of a GPU idle run beside what follows",
      where_side_lane, set_nodes_aside},
