@@ -268,6 +268,35 @@ TEST_F(CudaDeviceTest, ReplaysFillsOfAnySize) {
   EXPECT_TRUE(found == expected);
 }
 
+/// Small copies become kernels of the graph, which see what the host wrote before each run.
+TEST_F(CudaDeviceTest, ReplaysCopiesOfAnySize) {
+  constexpr int64_t kBytes = 200000;
+  const Buffer given(kBytes, "a test", device(), MemoryKind::kShared);
+  const Buffer there(kBytes, "a test", device());
+  const Buffer again(kBytes, "a test", device());
+  const Buffer back(kBytes, "a test", device(), MemoryKind::kShared);
+  const std::pair<int64_t, int64_t> parts[] = {{0, 1},        {16, 4096},     {5001, 333},
+                                               {8192, 40000}, {65536, 65535}, {131072, 65536}};
+  ASSERT_TRUE(device().begin_recording());
+  for (const auto& [offset, count] : parts) {
+    device().copy(there.data() + offset, given.data() + offset, count);
+    device().copy(again.data() + offset, there.data() + offset, count);
+    device().copy(back.data() + offset, again.data() + offset, count);
+  }
+  const Recording recording = device().end_recording();
+  ASSERT_TRUE(recording.work) << recording.why_not;
+  EXPECT_EQ(recording.work->num_operations(), 18);
+  std::vector<std::byte> expected(kBytes);
+  for (int run = 1; run < 4; ++run) {
+    for (int64_t i = 0; i < kBytes; ++i) given.data()[i] = std::byte((i * 7 + run * 31) % 251);
+    for (const auto& [offset, count] : parts)
+      std::copy_n(given.data() + offset, count, expected.begin() + offset);
+    recording.work->run();
+    device().synchronize();
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), back.data())) << run;
+  }
+}
+
 /// Waiting cannot be recorded; what comes after works as always.
 TEST_F(CudaDeviceTest, SaysWhyItCouldNotRecord) {
   const Buffer buffer(64, "a test", device());

@@ -39,7 +39,7 @@ Recording end_stream_recording(cudaStream_t stream) {
   cudaError_t status = cudaStreamEndCapture(stream, &graph);
   if (status != cudaSuccess || graph == nullptr)
     return {.why_not = describe("the stream could not be recorded", status)};
-  replace_small_fills(graph);
+  replace_small_operations(graph);
   cudaGraphExec_t exec = nullptr;
   status = cudaGraphInstantiate(&exec, graph, 0);
   if (status != cudaSuccess) {

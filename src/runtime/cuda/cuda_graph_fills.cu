@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kLeastOfRuntime = size_t{1} << 16;  // bytes
 constexpr unsigned kThreads = 256;
 constexpr size_t kMostBlocks = 16;
+constexpr size_t kWord = sizeof(uint4);
 
 /// `height` rows of `width` elements, one every `pitch` bytes.
 struct Fill {
@@ -37,6 +38,25 @@ __global__ void __launch_bounds__(kThreads) fill_elements(const Fill fill) {
   }
 }
 
+struct Copy {
+  unsigned char* to;
+  const unsigned char* from;
+  size_t num_bytes;
+  bool in_words;
+};
+
+/// What the host wrote is read past the caches, which may have it as it was.
+__global__ void __launch_bounds__(kThreads) copy_bytes(const Copy copy) {
+  wait_for_earlier();
+  const size_t words = copy.in_words ? copy.num_bytes / kWord : 0;
+  const size_t first = blockIdx.x * kThreads + threadIdx.x;
+  const size_t step = size_t{gridDim.x} * kThreads;
+  for (size_t i = first; i < words; i += step)
+    reinterpret_cast<uint4*>(copy.to)[i] = __ldcv(reinterpret_cast<const uint4*>(copy.from) + i);
+  for (size_t i = words * kWord + first; i < copy.num_bytes; i += step)
+    copy.to[i] = __ldcv(copy.from + i);
+}
+
 /// What a node waits for, or what waits for it.
 struct Neighbours {
   std::vector<cudaGraphNode_t> nodes;
@@ -56,20 +76,28 @@ Neighbours neighbours(cudaGraphNode_t node, const Get& get) {
   return found;
 }
 
-cudaGraphNode_t add_kernel(cudaGraph_t graph, Fill fill, const Neighbours& before) {
-  const size_t blocks = std::min((fill.num_elements() + kThreads - 1) / kThreads, kMostBlocks);
-  void* arguments[] = {&fill};
+/// A kernel of one argument, in place of a node whose neighbours know nothing but its end.
+template <typename Argument>
+void replace(cudaGraph_t graph, cudaGraphNode_t old, void (*function)(Argument), Argument argument,
+             size_t num_threads) {
+  const Neighbours before = neighbours(old, cudaGraphNodeGetDependencies);
+  const Neighbours after = neighbours(old, cudaGraphNodeGetDependentNodes);
+  if (!before.waits_for_all || !after.waits_for_all) return;
+  void* arguments[] = {&argument};
   cudaKernelNodeParams kernel{};
-  kernel.func = reinterpret_cast<void*>(fill_elements);
-  kernel.gridDim = dim3(static_cast<unsigned>(blocks));
+  kernel.func = reinterpret_cast<void*>(function);
+  kernel.gridDim =
+      dim3(static_cast<unsigned>(std::min((num_threads + kThreads - 1) / kThreads, kMostBlocks)));
   kernel.blockDim = dim3(kThreads);
   kernel.kernelParams = arguments;
   cudaGraphNode_t node = nullptr;
   check(cudaGraphAddKernelNode(&node, graph, before.nodes.data(), before.nodes.size(), &kernel));
-  return node;
+  for (const cudaGraphNode_t& next : after.nodes)
+    check(cudaGraphAddDependencies(graph, &node, &next, nullptr, 1));
+  check(cudaGraphDestroyNode(old));
 }
 
-void replace(cudaGraph_t graph, cudaGraphNode_t old) {
+void replace_fill(cudaGraph_t graph, cudaGraphNode_t old) {
   cudaMemsetParams params{};
   check(cudaGraphMemsetNodeGetParams(old, &params));
   const Fill fill = {.data = static_cast<unsigned char*>(params.dst),
@@ -80,18 +108,38 @@ void replace(cudaGraph_t graph, cudaGraphNode_t old) {
                      .value = params.value};
   const size_t count = fill.num_elements();
   if (count == 0 || count * fill.element_bytes >= kLeastOfRuntime) return;
-  const Neighbours before = neighbours(old, cudaGraphNodeGetDependencies);
-  const Neighbours after = neighbours(old, cudaGraphNodeGetDependentNodes);
-  if (!before.waits_for_all || !after.waits_for_all) return;
-  const cudaGraphNode_t node = add_kernel(graph, fill, before);
-  for (const cudaGraphNode_t& next : after.nodes)
-    check(cudaGraphAddDependencies(graph, &node, &next, nullptr, 1));
-  check(cudaGraphDestroyNode(old));
+  replace(graph, old, fill_elements, fill, count);
+}
+
+/// Where a kernel of this GPU finds memory; null: it may not reach it.
+void* find_on_gpu(const void* address) {
+  int device = 0;
+  check(cudaGetDevice(&device));
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, address));
+  const bool own = attributes.type == cudaMemoryTypeDevice && attributes.device == device;
+  return own || attributes.type == cudaMemoryTypeHost ? attributes.devicePointer : nullptr;
+}
+
+void replace_copy(cudaGraph_t graph, cudaGraphNode_t old) {
+  cudaMemcpy3DParms params{};
+  check(cudaGraphMemcpyNodeGetParams(old, &params));
+  const bool flat = params.srcArray == nullptr && params.dstArray == nullptr &&
+                    params.extent.height == 1 && params.extent.depth == 1;
+  const size_t num_bytes = params.extent.width;
+  if (!flat || num_bytes == 0 || num_bytes >= kLeastOfRuntime) return;
+  auto* const to = static_cast<unsigned char*>(find_on_gpu(params.dstPtr.ptr));
+  auto* const from = static_cast<unsigned char*>(find_on_gpu(params.srcPtr.ptr));
+  if (to == nullptr || from == nullptr) return;
+  const bool in_words =
+      ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % kWord) == 0;
+  const size_t threads = in_words ? (num_bytes + kWord - 1) / kWord : num_bytes;
+  replace(graph, old, copy_bytes, Copy{to, from, num_bytes, in_words}, threads);
 }
 
 }  // namespace
 
-void replace_small_fills(cudaGraph_t graph) {
+void replace_small_operations(cudaGraph_t graph) {
   size_t count = 0;
   check(cudaGraphGetNodes(graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);
@@ -99,7 +147,8 @@ void replace_small_fills(cudaGraph_t graph) {
   for (const cudaGraphNode_t node : nodes) {
     cudaGraphNodeType type{};
     check(cudaGraphNodeGetType(node, &type));
-    if (type == cudaGraphNodeTypeMemset) replace(graph, node);
+    if (type == cudaGraphNodeTypeMemset) replace_fill(graph, node);
+    if (type == cudaGraphNodeTypeMemcpy) replace_copy(graph, node);
   }
 }
 
