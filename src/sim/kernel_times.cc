@@ -69,7 +69,11 @@ double KernelTimes::find_share(const std::vector<Point>& points, const Point& at
 double KernelTimes::seconds(std::string_view name, std::string_view format,
                             const Cost& cost) const {
   const double least = roofline(format, cost);
-  const auto points = points_.find(key_of(name, format));
+  auto points = points_.find(key_of(name, format));
+  // Where products that are one kernel were not measured, they take what one of their size does.
+  constexpr std::string_view kJoined = "joined_";
+  if (points == points_.end() && name.starts_with(kJoined))
+    points = points_.find(key_of(name.substr(kJoined.size()), format));
   if (points == points_.end()) {
     const bool computes =
         cost.flops / hardware_.matrix_rate(format) > cost.bytes / (kGiga * hardware_.memory_gbs);

@@ -53,6 +53,12 @@ TEST(KernelTimes, OfWhatWasNotMeasuredAreSharesOfTheRates) {
   EXPECT_NEAR(times.seconds("softmax", "bf16", {.flops = 1e6, .bytes = 1e9}), 0.04, 1e-9);
 }
 
+TEST(KernelTimes, JoinedProductsTakeWhatOneOfTheirSizeDoes) {
+  const KernelTimes times(machine());
+  EXPECT_NEAR(times.seconds("joined_linear", "bf16", {.flops = 1e12, .bytes = 1e8}), 0.2, 1e-6);
+  EXPECT_NEAR(times.seconds("joined_softmax", "bf16", {.flops = 1e6, .bytes = 1e9}), 0.04, 1e-9);
+}
+
 TEST(KernelTimes, OfSmallCallsHaveALeast) {
   Hardware hardware = machine();
   hardware.measured.push_back(format_sample({"permute", "bf16", 0, 1e6, 1.5e-5}));
