@@ -304,6 +304,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"activation_backward", "x:tf g:tf -> dx:tf=g"},
       {"sigmoid_gate", sigmoid_gate},
       {"sigmoid_gate_backward", sigmoid_gate_backward},
+      {"jitter", "x:tH n:t s!: -> y:tH=x"},
       {"router", router},
       {"router_backward", router_backward},
       {"balance_statistics", "l:tE i:tk s:t -> c~:gE q~:gE"},

@@ -273,6 +273,19 @@ TEST(HfConfig, BalanceIsThatOfAllLayersTogether) {
   EXPECT_DOUBLE_EQ(model.moe.balance_coefficient, 0.01 * 4);
 }
 
+TEST(HfConfig, JitterIsReadAndWritten) {
+  for (const char* family : {"mixtral", "minimax_m2"}) {
+    json config = fixture_json(family);
+    EXPECT_EQ(parse(config).moe.router_jitter, 0);
+    config["router_jitter_noise"] = 0.01;
+    const ModelConfig model = parse(config);
+    EXPECT_DOUBLE_EQ(model.moe.router_jitter, 0.01);
+    EXPECT_TRUE(model.moe.jitter_experts) << "transformers jitters what experts read, too";
+    const std::string written = write_hf_config(find_family(family), model, DType::kF32, 64);
+    EXPECT_DOUBLE_EQ(parse(json::parse(written)).moe.router_jitter, 0.01);
+  }
+}
+
 TEST(HfConfigRefusal, NamesUnknownKeys) {
   EXPECT_THAT(error_with("llama", "attention_multiplier", 2.0),
               AllOf(HasSubstr("'attention_multiplier' is unknown"), HasSubstr("'llama'")));
@@ -409,7 +422,8 @@ TEST(HfConfigRefusal, NamesValuesThatChangeTheResult) {
   EXPECT_THAT(error_with("glm4_moe_lite", "first_k_dense_replace", 2), HasSubstr("first_k_dense"));
   EXPECT_THAT(error_with("olmoe", "clip_qkv", 8.0), HasSubstr("'clip_qkv' is '8.0'"));
   EXPECT_THAT(error_with("llama", "attention_dropout", 0.1), HasSubstr("'attention_dropout'"));
-  EXPECT_THAT(error_with("mixtral", "router_jitter_noise", 0.1), HasSubstr("router_jitter_noise"));
+  EXPECT_THAT(error_with("mixtral", "router_jitter_noise", 1.5), HasSubstr("router_jitter_noise"));
+  EXPECT_THAT(error_with("llama", "router_jitter_noise", 0.1), HasSubstr("router_jitter_noise"));
   EXPECT_THAT(error_with("llama", "hidden_act", "relu"), HasSubstr("'hidden_act' is 'relu'"));
   EXPECT_THAT(error_with("deepseek_v3", "scoring_func", "softmax"), HasSubstr("scoring_func"));
   EXPECT_THAT(error_with("deepseek_v3", "moe_layer_freq", 2), HasSubstr("moe_layer_freq"));

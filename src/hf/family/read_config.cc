@@ -353,6 +353,16 @@ void read_balance(const ConfigJson& config, MoeConfig& moe) {
   require(moe.balance_coefficient >= 0, "{}: 'router_aux_loss_coef' is below 0", config.where());
 }
 
+/// Mixtral's code multiplies the tokens in place, so that experts read them jittered too.
+void read_jitter(const ConfigJson& config, MoeConfig& moe) {
+  if (!config.family().has_key("router_jitter_noise")) return;
+  moe.router_jitter = config.number("router_jitter_noise");
+  require(moe.router_jitter >= 0 && moe.router_jitter < 1,
+          "{}: 'router_jitter_noise' is {}; it must be at least 0 and below 1", config.where(),
+          moe.router_jitter);
+  moe.jitter_experts = moe.router_jitter > 0;
+}
+
 void read_shared(const ConfigJson& config, MoeConfig& moe) {
   const Family& family = config.family();
   if (family.has_key("n_shared_experts")) {
@@ -389,6 +399,7 @@ void read_moe(const ConfigJson& config, ModelConfig& model, std::vector<std::str
   read_shared(config, moe);
   read_router(config, moe, notes);
   read_balance(config, moe);
+  read_jitter(config, moe);
 }
 
 /// OLMoE's norms are of the hidden size.

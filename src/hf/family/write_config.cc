@@ -185,6 +185,7 @@ void write_moe(ConfigWriter& config, const ModelConfig& model) {
   config.set("topk_group", moe.top_groups);
   config.set("topk_method", moe.num_groups > 1 ? "group_limited_greedy" : "greedy");
   const bool balanced = moe.balance_coefficient > 0 && moe.balance_scope == BalanceTokens::kModel;
+  config.set("router_jitter_noise", moe.jitter_experts ? moe.router_jitter : 0.0);
   config.set("output_router_logits", balanced);
   if (balanced) {
     config.set("router_aux_loss_coef", moe.balance_coefficient / static_cast<double>(moe.top_k));

@@ -1,9 +1,12 @@
 #include "model/batch/batch_inputs.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
+#include "core/random.h"
+#include "ops/jitter/jitter.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace tessera {
@@ -115,6 +118,15 @@ int64_t BatchInputs::place(const PortContext& context, std::byte* block, Device*
                device};
     offset += align_up(experts.num_bytes());
   }
+  if (jitters(context.config.moe, context.shape)) {
+    router_jitter_ = context.config.moe.router_jitter;
+    token_numbers = next(Port::kTokenNumbers);
+    noise = {block == nullptr ? nullptr : block + offset,
+             DType::kI32,
+             {context.config.num_moe_layers(), kNumNoiseWords},
+             device};
+    offset += align_up(noise.num_bytes());
+  }
   segments_are_sequences_ = context.config.moe.balance_scope == BalanceTokens::kSequence;
   loss_scale = next(Port::kLossScale);
   mtp_scale = next(Port::kLossScale);
@@ -152,6 +164,7 @@ PortTensors BatchInputs::ports() const {
   ports.set(Port::kTokenOrder, token_order);
   ports.set(Port::kLossScale, loss_scale);
   ports.set(Port::kTokenWeights, token_weights);
+  ports.set(Port::kTokenNumbers, token_numbers);
   ports.set(Port::kTokenLoss, token_loss);
   return ports;
 }
@@ -162,6 +175,15 @@ Tensor BatchInputs::experts_of(int64_t moe_layer) const {
   const int64_t bytes = one.num_elements() * dtype_size(experts.dtype);
   return {static_cast<std::byte*>(experts.data) + moe_layer * bytes, experts.dtype, one,
           experts.device};
+}
+
+Tensor BatchInputs::noise_of(int64_t moe_layer) const {
+  if (!noise) return {};
+  const int64_t bytes = kNumNoiseWords * dtype_size(noise.dtype);
+  return {static_cast<std::byte*>(noise.data) + moe_layer * bytes,
+          noise.dtype,
+          {kNumNoiseWords},
+          noise.device};
 }
 
 PortTensors BatchInputs::prediction_ports(int64_t layer) const {
@@ -212,6 +234,7 @@ void BatchInputs::stage(const MicroBatch& batch, const TokenShare& share, const 
   std::ranges::copy(batch.cu_seqlens.span<int32_t>(), staged(cu_seqlens).as<int32_t>());
   if (token_weights) stage_weights(batch, share);
   if (experts) stage_experts(batch, share);
+  if (noise) stage_noise(batch.noise, share);
   stage_predictions(batch, share);
   if (segments_are_sequences_) stage_segments(batch, share);
   *staged(loss_scale).as<float>() = scales.loss;
@@ -250,6 +273,20 @@ void BatchInputs::stage_experts(const MicroBatch& batch, const TokenShare& share
   for (int64_t layer = 0; layer < experts.shape[0]; ++layer) {
     for (const int64_t token : share.own)
       next = std::copy_n(from + (layer * num_tokens + token) * top_k, top_k, next);
+  }
+}
+
+void BatchInputs::stage_noise(const RouterNoise& given, const TokenShare& share) {
+  std::ranges::transform(share.own, staged(token_numbers).as<int64_t>(),
+                         [&](int64_t token) { return given.first_token + token; });
+  const auto eps = given.training ? static_cast<float>(router_jitter_) : 0.0F;
+  int32_t* words = staged(noise).as<int32_t>();
+  for (int64_t layer = 0; layer < noise.shape[0]; ++layer, words += kNumNoiseWords) {
+    const uint64_t key = mix(given.key, static_cast<uint64_t>(layer));
+    words[kNoiseKeyLow] = static_cast<int32_t>(static_cast<uint32_t>(key));
+    words[kNoiseKeyHigh] = static_cast<int32_t>(static_cast<uint32_t>(key >> 32U));
+    words[kNoiseSize] = std::bit_cast<int32_t>(eps);
+    words[kNoiseTraining] = given.training ? 1 : 0;
   }
 }
 

@@ -9,6 +9,13 @@
 
 namespace tessera {
 
+/// What the random numbers of a micro-batch's routers depend on: those of an evaluation have none.
+struct RouterNoise {
+  bool training = false;
+  uint64_t key = 0;         ///< of the run and its step
+  int64_t first_token = 0;  ///< number of the micro-batch's first token in the step
+};
+
 /// The host arrays of one micro-batch, whole: every rank that shares it is given the same.
 struct MicroBatch {
   Tensor tokens;      ///< I32 [T]
@@ -18,6 +25,7 @@ struct MicroBatch {
   /// Where the model's shape has them, or null: every token counts 1; all routers choose.
   Tensor weights = {};  ///< F32 [T], factors of the tokens' losses
   Tensor experts = {};  ///< I32 [MoE layers · T · K], the choices of all routers; -1: their own
+  RouterNoise noise = {};
 };
 
 /// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add
@@ -53,6 +61,8 @@ struct BatchInputs {
   Tensor segments;       ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
   Tensor token_weights;  ///< F32 [T_l], where the shape has them
   Tensor experts;        ///< I32 [MoE layers, T_l, K], likewise
+  Tensor token_numbers;  ///< I64 [T_l], where routers' inputs are jittered
+  Tensor noise;          ///< I32 [MoE layers, NoiseWord], likewise
   Tensor loss_scale, grad_balance, grad_z_loss, mtp_scale;  ///< F32 [1]
 
   /// What a layer of multi-token prediction and its head see.
@@ -77,6 +87,8 @@ struct BatchInputs {
   PortTensors ports() const;
   /// The choices given to a MoE layer of the model; null where none are.
   Tensor experts_of(int64_t moe_layer) const;
+  /// The noise of a MoE layer of the model; null where there is none.
+  Tensor noise_of(int64_t moe_layer) const;
   /// The same for a layer of multi-token prediction and its head.
   PortTensors prediction_ports(int64_t layer) const;
 
@@ -96,6 +108,7 @@ struct BatchInputs {
   Tensor staged(const Tensor& tensor) const;
   void stage_weights(const MicroBatch& batch, const TokenShare& share);
   void stage_experts(const MicroBatch& batch, const TokenShare& share);
+  void stage_noise(const RouterNoise& given, const TokenShare& share);
   void stage_segments(const MicroBatch& batch, const TokenShare& share);
   void stage_predictions(const MicroBatch& batch, const TokenShare& share);
   std::byte* next_block();
@@ -104,6 +117,7 @@ struct BatchInputs {
   Buffer block_;
   int64_t staged_bytes_ = 0;  ///< of the block, from its beginning: what is brought
   bool segments_are_sequences_ = false;
+  double router_jitter_ = 0;
   std::vector<Buffer> staging_;
   std::byte* staged_ = nullptr;  ///< the block that the host fills now
   size_t num_staged_ = 0;

@@ -11,6 +11,7 @@
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/jitter/jitter.h"
 #include "ops/permute/permute.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
@@ -87,6 +88,14 @@ void build_spread_balance(LayerBuilder& builder, const std::vector<ValueId>& rou
                                                           .group_size = moe.balance_group_size,
                                                           .has_prior_counts = global}),
                                        inputs, "spread_balance_loss"));
+}
+
+/// What the router reads of the tokens.
+ValueId jitter_tokens(LayerBuilder& builder, ValueId normed) {
+  if (!jitters(builder.config.moe, builder.shape)) return normed;
+  return builder.program().add1(
+      make_jitter(), {normed, builder.port(Port::kTokenNumbers), builder.port(Port::kNoise)},
+      "router_in");
 }
 
 Routing build_router(LayerBuilder& builder, ValueId normed) {
@@ -358,8 +367,10 @@ ValueId build_cloned_experts(LayerBuilder& builder, ValueId tokens, const Routin
 
 ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
   Program& program = builder.program();
-  const Routing routing = build_router(builder, normed);
-  const ValueId tokens = project_down(builder, normed);
+  const ValueId router_in = jitter_tokens(builder, normed);
+  const Routing routing = build_router(builder, router_in);
+  const ValueId tokens =
+      project_down(builder, builder.config.moe.jitter_experts ? router_in : normed);
   if (clones_experts(builder))
     return project_up(builder, build_cloned_experts(builder, tokens, routing));
   const DispatchSpec spec = dispatch_spec(builder);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/choose_token/token_rule.h"
+#include "ops/jitter/jitter.h"
 #include "ops/paged_attention/paged_attention.h"
 
 namespace tessera {
@@ -57,6 +58,12 @@ ValueType by_expert(const Context& c) {
 }
 ValueType own_choices(const Context& c) {
   return {.dtype = DType::kI32, .shape = {own_tokens(c.shape, c.groups), c.config.moe.top_k}};
+}
+ValueType token_numbers_type(const Context& c) {
+  return {.dtype = DType::kI64, .shape = {own_tokens(c.shape, c.groups)}};
+}
+ValueType noise_type(const Context& /*c*/) {
+  return i32(kNumNoiseWords);
 }
 ValueType by_head(const Context& c) {
   return f32(attended_heads(c.config, c.groups).count);
@@ -215,6 +222,9 @@ bool in_replaying_moe(const Context& c) {
 bool in_telling_moe(const Context& c) {
   return in_moe(c) && c.shape.tells_routing;
 }
+bool in_jittered_moe(const Context& c) {
+  return in_moe(c) && jitters(c.config.moe, c.shape);
+}
 bool in_predicting(const Context& c) {
   return in_layers(c) && c.kind.mtp;
 }
@@ -251,6 +261,9 @@ constexpr PortRule kRules[] = {
      in_shared_capacity},
     {Port::kReplayedExperts, "replayed_experts", kIn,
      "choices for own tokens; -1: the router's own", own_choices, in_replaying_moe},
+    {Port::kTokenNumbers, "token_numbers", kIn, "of own tokens in the step", token_numbers_type,
+     in_jittered_moe},
+    {Port::kNoise, "noise", kIn, "of the step and the layer (Jitter)", noise_type, in_jittered_moe},
     {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_moe},
     {Port::kZLoss, "z_loss", kOut, "mean over own tokens", one_f32, in_moe},
     {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_moe},

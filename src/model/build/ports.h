@@ -30,6 +30,8 @@ struct BatchShape {
   bool replays_routing = false;
   /// Routers tell what they chose (Port::kChosenExperts).
   bool tells_routing = false;
+  /// Routers do what they do in training alone (Port::kNoise).
+  bool trains = false;
 };
 
 /// Keys and values of earlier tokens, for generation: the layer reads and extends caches of
@@ -92,6 +94,8 @@ enum class Port : uint8_t {
   kSegments,
   kTokenOrder,
   kReplayedExperts,
+  kTokenNumbers,
+  kNoise,
   kBalanceLoss,
   kZLoss,
   kScoreMeans,
@@ -204,6 +208,10 @@ void set_port_outputs(Program& program, const PortMap& ports);
 /// they see: other ranks' counts, or those of earlier forward passes, which a backward pass finds
 /// changed by later ones.
 bool spreads_balance(const ModelConfig& config, const StageGroups& groups);
+/// Whether what routers read is jittered.
+inline bool jitters(const MoeConfig& moe, const BatchShape& shape) {
+  return moe.num_experts > 0 && moe.router_jitter > 0 && shape.trains;
+}
 /// Whether capacities are over the tokens of several ranks.
 bool shares_capacity(const MoeConfig& moe, const StageGroups& groups);
 

@@ -13,6 +13,7 @@
 #include "model/config/mamba_options.h"
 #include "model/config/rope_options.h"
 #include "model/config/rotary.h"
+#include "model/config/router_options.h"
 
 namespace tessera {
 namespace {
@@ -192,44 +193,6 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
              between(0, kMaxWidth));
 }
 
-void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
-  schema.add_enum("moe.score", &moe.score,
-                  {{"softmax", ScoreFunction::kSoftmax}, {"sigmoid", ScoreFunction::kSigmoid}},
-                  "Router scores");
-  schema.add_enum(
-      "moe.score_order", &moe.score_order,
-      {{"before_top_k", ScoreOrder::kBeforeTopK}, {"after_top_k", ScoreOrder::kAfterTopK}},
-      "Softmax over all experts before the choice, or over the chosen after it");
-  schema.add("moe.normalize_top_k", &moe.normalize_top_k, "Scale the chosen scores to sum 1");
-  schema.add("moe.score_scale", &moe.score_scale, "Factor on the probabilities", above(0));
-  schema.add("moe.router_bias", &moe.router_bias, "A learnt bias of the router's logits");
-  schema.add("moe.num_groups", &moe.num_groups,
-             "Groups of experts for group-limited choice; 1: none", between(1, kMaxExperts));
-  schema.add("moe.top_groups", &moe.top_groups, "Groups that a token may choose from",
-             between(1, kMaxExperts));
-  schema.add_enum(
-      "moe.group_score", &moe.group_score,
-      {{"max", GroupScore::kMax}, {"top_two_sum", GroupScore::kTopTwoSum}},
-      "Score of a group: its best expert (DeepSeek-V2) or the sum of its best two (V3)");
-  schema.add("moe.force_balanced", &moe.force_balanced,
-             "Route round-robin, for measuring with perfect balance");
-  schema.add("moe.balance_coefficient", &moe.balance_coefficient,
-             "Weight of the load-balancing loss", at_least(0));
-  schema.add_enum("moe.balance_scope", &moe.balance_scope,
-                  {{"micro_batch", BalanceTokens::kMicroBatch},
-                   {"sequence", BalanceTokens::kSequence},
-                   {"global_batch", BalanceTokens::kGlobalBatch},
-                   {"model", BalanceTokens::kModel}},
-                  "Tokens over which balance is asked for; model: of all layers together, as "
-                  "Hugging Face's models do");
-  schema.add("moe.z_loss_coefficient", &moe.z_loss_coefficient, "Weight of the router's z-loss",
-             at_least(0));
-  schema.add("moe.bias_update_speed", &moe.bias_update_speed,
-             "Balancing without a loss: change of the expert bias a step; 0: off", at_least(0));
-  schema.add("moe.expert_bias", &moe.expert_bias,
-             "An expert bias even where nothing moves it, as in a loaded model");
-}
-
 void validate_heads(const ModelConfig& config) {
   const bool has_size = config.head_size > 0 || config.is_latent();
   require(has_size || config.hidden_size % config.num_heads == 0,
@@ -282,18 +245,6 @@ void validate_layers(const ModelConfig& config) {
   validate_mixers(config);
 }
 
-void validate_groups(const MoeConfig& moe) {
-  require(moe.num_experts % moe.num_groups == 0,
-          "moe.num_experts {} is not divisible by moe.num_groups {}", moe.num_experts,
-          moe.num_groups);
-  require(moe.top_groups <= moe.num_groups, "moe.top_groups {} exceeds moe.num_groups {}",
-          moe.top_groups, moe.num_groups);
-  const int64_t reachable = moe.num_experts / moe.num_groups * moe.top_groups;
-  require(moe.top_k <= reachable,
-          "moe.top_k {} exceeds the {} experts of the {} groups that a token may choose from",
-          moe.top_k, reachable, moe.top_groups);
-}
-
 /// Groups of neighbouring experts that the balance loss compares, or that share a capacity.
 void validate_group_sizes(const MoeConfig& moe) {
   const auto check = [&](int64_t size, const char* key) {
@@ -339,13 +290,11 @@ void validate_experts(const MoeConfig& moe) {
   require(
       moe.inner_sizes.empty() || static_cast<int64_t>(moe.inner_sizes.size()) == moe.num_experts,
       "moe.inner_sizes lists {} sizes for {} experts", moe.inner_sizes.size(), moe.num_experts);
-  require(moe.score_order == ScoreOrder::kBeforeTopK || moe.score == ScoreFunction::kSoftmax,
-          "moe.score_order = \"after_top_k\" needs moe.score = \"softmax\"");
   require(!moe.pad_to_capacity || moe.capacity_factor > 0,
           "moe.pad_to_capacity needs a moe.capacity_factor above 0; 1.0 is the expected load");
   require(!moe.shared_gate || moe.shared_inner_size > 0,
           "moe.shared_gate needs a moe.shared_inner_size above 0");
-  validate_groups(moe);
+  validate_router(moe);
   validate_group_sizes(moe);
   if (moe.experts == ExpertPath::kBlockSparse) validate_block_sparse(moe);
 }

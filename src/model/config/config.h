@@ -156,6 +156,10 @@ struct MoeConfig {
   GroupScore group_score = GroupScore::kTopTwoSum;
   /// Routes round-robin instead of by score, for measuring with perfect balance.
   bool force_balanced = false;
+  /// In training, what routers read is multiplied by random factors from 1 - this to 1 + this
+  /// (ops/jitter); with jitter_experts what routed experts read is, too.
+  double router_jitter = 0.0;
+  bool jitter_experts = false;
 
   double balance_coefficient = 0.01;
   BalanceTokens balance_scope = BalanceTokens::kMicroBatch;

@@ -102,6 +102,7 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kLogits:
     case Port::kSegments:
     case Port::kReplayedExperts:
+    case Port::kTokenNumbers:
     case Port::kChosenExperts:
       return axes.own_tokens();
     case Port::kPositions:
@@ -122,6 +123,7 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
       return max_logits(axes);
     case Port::kDropped:
       return by_batch(axes, ShardState::varying(), ShardState::varying());
+    case Port::kNoise:
     case Port::kLossScale:
     case Port::kExpertBias:
     case Port::kEarlierCounts:

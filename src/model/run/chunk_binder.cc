@@ -167,8 +167,9 @@ PortTensors ChunkBinder::layer_ports(int64_t idx, BoundLayer& layer) const {
 
 void ChunkBinder::set_expert_ports(BoundLayer& layer, PortTensors& ports) const {
   memory_.statistics.layer(layer.moe_idx).set_ports(ports);
-  ports.set(Port::kReplayedExperts,
-            memory_.inputs.experts_of(moe_layers_before(chunk_.first_layer) + layer.moe_idx));
+  const int64_t moe_layer = moe_layers_before(chunk_.first_layer) + layer.moe_idx;
+  ports.set(Port::kReplayedExperts, memory_.inputs.experts_of(moe_layer));
+  ports.set(Port::kNoise, memory_.inputs.noise_of(moe_layer));
   ports.set(Port::kEarlierCounts, layer.experts->earlier_counts);
   // In place: the next micro-batch goes on from there.
   ports.set(Port::kCountsSoFar, layer.experts->earlier_counts);

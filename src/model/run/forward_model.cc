@@ -50,6 +50,7 @@ struct ForwardPrograms {
                   int64_t chosen_rows = 0)
       : config(for_inference(trained)), shape(batch), backend(own) {
     shape.weighted_tokens = false;  // what is told of a token is its own loss
+    shape.trains = false;
     embedding_layout = build_embedding(config, shape, single_rank_groups());
     embedding = make_executable(embedding_layout.forward, {});
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {

@@ -26,6 +26,7 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/jitter/jitter.h"
 #include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/linear/joined_linear.h"
@@ -91,6 +92,7 @@ KernelTable make_cpu_kernels() {
   add_gated_norm_cpu(table);
   add_grad_norm_cpu(table);
   add_grouped_matmul_cpu(table);
+  add_jitter_cpu(table);
   add_latent_cache_cpu(table);
   add_latent_heads_cpu(table);
   add_joined_linear_cpu(table);

@@ -26,6 +26,7 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/jitter/jitter.h"
 #include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/linear/joined_linear.h"
@@ -91,6 +92,7 @@ KernelTable make_cuda_kernels() {
   add_gated_norm_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
+  add_jitter_cuda(table);
   add_latent_cache_cuda(table);
   add_latent_heads_cuda(table);
   add_linear_cross_entropy_cuda(table);

@@ -84,7 +84,8 @@ BatchShape batch_shape(const Settings& settings) {
       .products = products,
       .qk_clip = settings.qk_clip,
       .weighted_tokens = settings.train.objective != Objective::kNextToken,
-      .replays_routing = settings.train.objective == Objective::kGrpo && settings.rl.router_replay};
+      .replays_routing = settings.train.objective == Objective::kGrpo && settings.rl.router_replay,
+      .trains = true};
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 
 #include "core/random.h"
 #include "train/setup/blend_settings.h"
+#include "train/setup/run_layout.h"
 
 namespace tessera {
 namespace {
@@ -184,9 +185,22 @@ void check_given_batches(const std::vector<Batch>& batches, int64_t num_micro_ba
   }
 }
 
-MicroBatch view_batch(Batch& batch) {
-  return {view_ids(batch.tokens),     view_ids(batch.labels), view_ids(batch.positions),
-          view_ids(batch.cu_seqlens), view_weights(batch),    view_experts(batch)};
+RouterNoise router_noise(const Settings& settings, int64_t step, int64_t micro_batch) {
+  constexpr uint64_t kStream = 0x6a6974746572;
+  const uint64_t of_run = mix(static_cast<uint64_t>(settings.run.seed), kStream);
+  return {.training = true,
+          .key = mix(of_run, static_cast<uint64_t>(step)),
+          .first_token = micro_batch * batch_shape(settings).num_tokens};
+}
+
+MicroBatch view_batch(Batch& batch, const RouterNoise& noise) {
+  return {view_ids(batch.tokens),
+          view_ids(batch.labels),
+          view_ids(batch.positions),
+          view_ids(batch.cu_seqlens),
+          view_weights(batch),
+          view_experts(batch),
+          noise};
 }
 
 }  // namespace tessera

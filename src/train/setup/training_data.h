@@ -58,7 +58,10 @@ void check_given_batches(const std::vector<Batch>& batches, int64_t num_micro_ba
 /// rounded up to a multiple of 64.
 int64_t resolve_vocab_size(int64_t configured, const Tokenizer& tokenizer);
 
-/// Views of a batch for the model.
-MicroBatch view_batch(Batch& batch);
+/// Of a step's micro-batch of that number among those of all ranks: the same in every layout.
+RouterNoise router_noise(const Settings& settings, int64_t step, int64_t micro_batch);
+
+/// Views of a batch for the model; without noise, for an evaluation.
+MicroBatch view_batch(Batch& batch, const RouterNoise& noise = {});
 
 }  // namespace tessera

@@ -139,6 +139,11 @@ constexpr OptionFamily kFamilies[] = {
     {"scores_after_top_k", [](Settings& s) { s.model.moe.score_order = ScoreOrder::kAfterTopK; }},
     {"not_normalized", [](Settings& s) { s.model.moe.normalize_top_k = false;
                                          s.model.moe.z_loss_coefficient = 0.01; }},
+    {"router_jitter", [](Settings& s) { s.model.moe.router_jitter = 0.2;
+                                        s.train.recompute = {"all"}; }},
+    {"jittered_experts", [](Settings& s) { s.model.moe.router_jitter = 0.1;
+                                           s.model.moe.jitter_experts = true;
+                                           s.model.moe.shared_inner_size = 32; }},
     {"forced_balance", [](Settings& s) { s.model.moe.force_balanced = true; }},
     {"balance_of_sequences",
      [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kSequence; }},

@@ -339,6 +339,12 @@ void draw_offload(Draw& draw, RandomLayout& result) {
   train.offload_rate = draw.of({50.0, 0.05, 0.005});
 }
 
+void draw_noise(Draw& draw, MoeConfig& moe) {
+  if (moe.num_experts == 0 || !draw.chance(4)) return;
+  moe.router_jitter = draw.of({0.01, 0.3});
+  moe.jitter_experts = draw.chance(2);
+}
+
 bool fits(const Settings& settings, int64_t num_ranks) {
   try {
     check_sharding(settings, Layout(settings.parallel.layout, num_ranks));
@@ -412,6 +418,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_delta(draw, result);
     draw_clones(draw, result);
     draw_mamba(draw, result);
+    draw_noise(draw, result.settings.model.moe);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -346,7 +346,11 @@ class Trainer::Step final : public StepHost {
 
   void begin() override {
     scales_ = trainer_.fetch(outcome_);
-    for (Batch& batch : trainer_.batches_) micro_batches_.push_back(view_batch(batch));
+    for (Batch& batch : trainer_.batches_) {
+      const int64_t number = trainer_.layout_.micro_batch(std::ssize(micro_batches_));
+      const RouterNoise noise = router_noise(trainer_.settings_, trainer_.position_.step, number);
+      micro_batches_.push_back(view_batch(batch, noise));
+    }
   }
   const MicroBatch& micro_batch(int64_t idx) override { return micro_batches_.at(idx); }
   const LossScales& scales() override { return scales_; }

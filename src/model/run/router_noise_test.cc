@@ -1,0 +1,121 @@
+#include <gtest/gtest.h>
+
+#include "model/run/gradient_cases.h"
+
+namespace tessera {
+namespace {
+
+using testing::kLength;
+using testing::kSequences;
+using testing::ModelRig;
+using testing::TestBatch;
+
+ModelConfig jittered_config(double jitter, bool experts = false) {
+  ModelConfig config = testing::tiny_config();
+  config.mtp_layers = 1;
+  config.moe.router_jitter = jitter;
+  config.moe.jitter_experts = experts;
+  return config;
+}
+
+/// A micro-batch's loss, and the rig with its gradients.
+struct NoisyRun {
+  std::unique_ptr<ModelRig> rig;
+  double loss = 0;
+};
+
+NoisyRun run_with(const ModelConfig& config, const RouterNoise& noise,
+                  const RecomputePolicy& policy = {}) {
+  BatchShape shape = testing::tiny_shape(kSequences, kLength);
+  shape.trains = true;
+  NoisyRun run{std::make_unique<ModelRig>(config, shape, policy)};
+  TestBatch batch(config, kSequences, kLength, 5);
+  MicroBatch view = batch.view();
+  view.noise = noise;
+  run.rig->model.begin_step();
+  run.loss = run.rig->model.run(view, testing::test_scales(batch)).loss;
+  return run;
+}
+
+constexpr RouterNoise kNoise = {.training = true, .key = 77, .first_token = 24};
+
+TEST(RouterNoise, IsOffInEvaluations) {
+  const NoisyRun plain = run_with(jittered_config(0), {});
+  for (const bool experts : {false, true}) {
+    const NoisyRun off = run_with(jittered_config(0.3, experts), {.key = 77});
+    EXPECT_EQ(plain.loss, off.loss);
+  }
+}
+
+TEST(RouterNoise, IsAFunctionOfStepLayerAndToken) {
+  const ModelConfig config = jittered_config(0.3);
+  const double loss = run_with(config, kNoise).loss;
+  EXPECT_EQ(run_with(config, kNoise).loss, loss);
+  RouterNoise other_step = kNoise;
+  other_step.key = 78;
+  EXPECT_NE(run_with(config, other_step).loss, loss);
+  RouterNoise other_tokens = kNoise;
+  other_tokens.first_token = 0;
+  EXPECT_NE(run_with(config, other_tokens).loss, loss);
+  EXPECT_NE(run_with(jittered_config(0.3, true), kNoise).loss, loss);
+}
+
+TEST(RouterNoise, RecomputationKeepsTheBits) {
+  for (const bool experts : {false, true}) {
+    const ModelConfig config = jittered_config(0.3, experts);
+    const NoisyRun kept = run_with(config, kNoise);
+    const NoisyRun again = run_with(config, kNoise, {"all"});
+    EXPECT_EQ(kept.loss, again.loss);
+    testing::expect_same_gradients(*kept.rig, *again.rig, 0);
+  }
+}
+
+/// The loss along a random direction of each parameter against central differences, the noise being
+/// the same. All experts are chosen, so that no step changes the choice.
+TEST(RouterNoise, GradientsMatchFiniteDifferences) {
+  ModelConfig config = jittered_config(0.3, true);
+  config.moe.top_k = config.moe.num_experts;
+  const NoisyRun run = run_with(config, kNoise);
+  ModelRig& rig = *run.rig;
+  TestBatch batch(config, kSequences, kLength, 5);
+  MicroBatch view = batch.view();
+  view.noise = kNoise;
+  const LossScales scales{.loss = testing::test_scales(batch).loss};
+  rig.parameters.zero_gradients();
+  const auto loss = [&] {
+    rig.model.begin_step();
+    return rig.model.run(view, scales).loss;
+  };
+  loss();
+  std::vector<std::vector<float>> grads;
+  for (const ModelParameter& p : rig.parameters.all()) {
+    const auto grad = p.grad.span<float>();
+    grads.emplace_back(grad.begin(), grad.end());
+  }
+  Random random(11, 0);
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto weight = rig.parameters.all()[i].weight.span<float>();
+    const std::vector<float> start(weight.begin(), weight.end());
+    std::vector<float> direction(start.size());
+    double expected = 0;
+    for (size_t j = 0; j < direction.size(); ++j) {
+      direction[j] = static_cast<float>(random.next_normal());
+      expected += static_cast<double>(direction[j]) * grads[i][j];
+    }
+    double best_error = 1e30;
+    for (const float step : {4e-3F, 1e-3F}) {
+      for (size_t j = 0; j < start.size(); ++j) weight[j] = start[j] + step * direction[j];
+      const double above = loss();
+      for (size_t j = 0; j < start.size(); ++j) weight[j] = start[j] - step * direction[j];
+      const double below = loss();
+      const double measured = (above - below) / (2.0 * step);
+      best_error =
+          std::min(best_error, std::abs(measured - expected) / std::max(0.05, std::abs(expected)));
+    }
+    std::copy(start.begin(), start.end(), weight.begin());
+    EXPECT_LT(best_error, 0.02) << rig.parameters.all()[i].spec.name;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
