@@ -7,6 +7,7 @@
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/route_map/capacity_limit.h"
 #include "ops/route_map/route_map.h"
+#include "ops/sinkhorn/sinkhorn.h"
 #include "sharding/rule_table.h"
 
 namespace tessera::shard_rules {
@@ -126,6 +127,18 @@ ShardStatesOf capacity_limit(const AxisCall& call) {
     if (!state.is(Kind::kReplicated)) fault("a capacity is over tokens that not all ranks have");
   }
   return {{ShardState::sharded(0), ShardState::varying()}};
+}
+
+/// Of the gathered tokens, each rank chooses for its own.
+ShardStatesOf sinkhorn(const AxisCall& call) {
+  const SinkhornSpec& spec = dynamic_cast<const Sinkhorn&>(call.op).spec();
+  const bool gathered_tokens = spec.tokens.count < call.types[0].shape[0];
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
+  if (call.axis == RankAxis::kDp) return follow(call, "l:tE n!: -> i:tk");
+  for (const ShardState& state : call.inputs) {
+    if (!state.is(Kind::kReplicated)) fault("loads are evened out over some ranks' tokens");
+  }
+  return {{gathered_tokens ? ShardState::sharded(0) : ShardState::replicated()}};
 }
 
 ShardStatesOf dispatch_plan(const AxisCall& call) {

@@ -28,6 +28,7 @@ ShardStatesOf scatter_heads(const AxisCall& call);
 // Routed rows.
 ShardStatesOf route_map(const AxisCall& call);
 ShardStatesOf capacity_limit(const AxisCall& call);
+ShardStatesOf sinkhorn(const AxisCall& call);
 ShardStatesOf dispatch_plan(const AxisCall& call);
 ShardStatesOf clone_plan(const AxisCall& call);
 ShardStatesOf clone_weights(const AxisCall& call);

@@ -1,7 +1,7 @@
 #include "ops/cuda/vector.cuh"
-#include "ops/jitter/jitter.h"
 #include "ops/jitter/jitter_factors.h"
 #include "ops/jitter/jitter_kernels.h"
+#include "ops/noise.h"
 
 namespace tessera::cuda {
 namespace {

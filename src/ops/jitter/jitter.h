@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/noise.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -22,15 +23,6 @@ class Jitter final : public Operator {
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-};
-
-/// What the words of `noise` are.
-enum NoiseWord : int {
-  kNoiseKeyLow,
-  kNoiseKeyHigh,
-  kNoiseSize,      ///< eps, the bits of an F32 number
-  kNoiseTraining,  ///< 1 in training, else 0
-  kNumNoiseWords
 };
 
 OperatorPtr make_jitter();

@@ -57,7 +57,7 @@ TEST_P(JitterShapes, MultipliesByTheFactorsOfTokensAndColumns) {
                                {0x12345678, static_cast<uint32_t>(-7)})[column % 4];
       const double uniform = static_cast<double>(word >> 8U) * 0x1p-24;
       const double expected = x[i] * (0.75 + 0.5 * uniform);
-      EXPECT_NEAR(y[i], expected, (dtype == DType::kF32 ? 1e-6 : 4e-3) * std::abs(x[i]));
+      EXPECT_NEAR(y[i], expected, (dtype == DType::kF32 ? 1e-6 : 4e-3) * std::abs(expected));
     }
   }
 }

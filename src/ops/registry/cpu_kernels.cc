@@ -57,10 +57,13 @@
 #include "ops/short_conv/short_conv.h"
 #include "ops/short_conv/short_conv_batch.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/sinkhorn/sinkhorn.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
+#include "ops/top_p/top_p.h"
 #include "ops/vocab_loss/vocab_loss.h"
+#include "ops/zero_experts/zero_experts.h"
 
 namespace tessera {
 
@@ -123,10 +126,13 @@ KernelTable make_cpu_kernels() {
   add_short_conv_batch_cpu(table);
   add_short_conv_cpu(table);
   add_sigmoid_gate_cpu(table);
+  add_sinkhorn_cpu(table);
   add_slot_experts_cpu(table);
   add_spread_norm_cpu(table);
   add_ssd_scan_cpu(table);
+  add_top_p_cpu(table);
   add_vocab_loss_cpu(table);
+  add_zero_experts_cpu(table);
   return table;
 }
 
