@@ -355,8 +355,9 @@ void read_balance(const ConfigJson& config, MoeConfig& moe) {
 
 /// Mixtral's code multiplies the tokens in place, so that experts read them jittered too.
 void read_jitter(const ConfigJson& config, MoeConfig& moe) {
-  if (!config.family().has_key("router_jitter_noise")) return;
-  moe.router_jitter = config.number("router_jitter_noise");
+  const char* key = "router_jitter_noise";
+  if (!config.family().has_key(key) || config.is_null(key)) return;
+  moe.router_jitter = config.number(key);
   require(moe.router_jitter >= 0 && moe.router_jitter < 1,
           "{}: 'router_jitter_noise' is {}; it must be at least 0 and below 1", config.where(),
           moe.router_jitter);

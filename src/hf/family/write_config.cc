@@ -240,6 +240,9 @@ MoeConfig plain_moe(const ModelConfig& model) {
     plain.group_score = moe.group_score;
   }
   plain.force_balanced = moe.force_balanced;
+  if (moe.experts_choose()) plain.routing = moe.routing;
+  plain.top_p = moe.top_p;
+  plain.zero_experts = moe.zero_experts;
   plain.expert_bias = moe.has_expert_bias();
   plain.shared_inner_size = moe.shared_inner_size;
   plain.shared_gate = moe.shared_gate;

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "core/random.h"
-#include "ops/jitter/jitter.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/noise.h"
 
 namespace tessera {
 namespace {
@@ -118,9 +118,9 @@ int64_t BatchInputs::place(const PortContext& context, std::byte* block, Device*
                device};
     offset += align_up(experts.num_bytes());
   }
-  if (jitters(context.config.moe, context.shape)) {
+  if (jitters(context.config.moe, context.shape)) token_numbers = next(Port::kTokenNumbers);
+  if (takes_noise(context.config.moe, context.shape)) {
     router_jitter_ = context.config.moe.router_jitter;
-    token_numbers = next(Port::kTokenNumbers);
     noise = {block == nullptr ? nullptr : block + offset,
              DType::kI32,
              {context.config.num_moe_layers(), kNumNoiseWords},
@@ -277,8 +277,10 @@ void BatchInputs::stage_experts(const MicroBatch& batch, const TokenShare& share
 }
 
 void BatchInputs::stage_noise(const RouterNoise& given, const TokenShare& share) {
-  std::ranges::transform(share.own, staged(token_numbers).as<int64_t>(),
-                         [&](int64_t token) { return given.first_token + token; });
+  if (token_numbers) {
+    std::ranges::transform(share.own, staged(token_numbers).as<int64_t>(),
+                           [&](int64_t token) { return given.first_token + token; });
+  }
   const auto eps = given.training ? static_cast<float>(router_jitter_) : 0.0F;
   int32_t* words = staged(noise).as<int32_t>();
   for (int64_t layer = 0; layer < noise.shape[0]; ++layer, words += kNumNoiseWords) {

@@ -62,7 +62,7 @@ struct BatchInputs {
   Tensor token_weights;  ///< F32 [T_l], where the shape has them
   Tensor experts;        ///< I32 [MoE layers, T_l, K], likewise
   Tensor token_numbers;  ///< I64 [T_l], where routers' inputs are jittered
-  Tensor noise;          ///< I32 [MoE layers, NoiseWord], likewise
+  Tensor noise;          ///< I32 [MoE layers, NoiseWord], where routers are told of it
   Tensor loss_scale, grad_balance, grad_z_loss, mtp_scale;  ///< F32 [1]
 
   /// What a layer of multi-token prediction and its head see.

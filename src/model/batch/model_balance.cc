@@ -20,7 +20,7 @@ bool balances_whole_model(const ModelConfig& config) {
 }
 
 ModelBalance::ModelBalance(const ModelConfig& config, const StageGroups& groups, Device& device)
-    : num_experts_(config.moe.num_experts),
+    : num_experts_(config.moe.router_outputs()),
       group_size_(config.moe.balance_group_size),
       per_layer_(static_cast<double>(num_experts_ / group_size_) /
                  static_cast<double>(std::max<int64_t>(config.num_moe_layers(), 1) *

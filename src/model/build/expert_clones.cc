@@ -39,6 +39,8 @@ void check_clones(const LayerBuilder& builder, int64_t slots) {
   refuse_unless(moe.capacity_factor == 0, slots,
                 fmt::format("moe.capacity_factor {}", moe.capacity_factor),
                 "a capacity drops the tokens that clones would take", "moe.capacity_factor = 0");
+  refuse_unless(!moe.experts_choose(), slots, "moe.routing \"expert_choice\"",
+                "experts that choose have the same load", "moe.routing = \"top_k\"");
 }
 
 }  // namespace

@@ -3,133 +3,31 @@
 #include "model/build/expert_clones.h"
 #include "model/build/expert_products.h"
 #include "model/build/mlp_blocks.h"
+#include "model/build/router_blocks.h"
 #include "model/dispatch/dispatchers.h"
 #include "ops/add/add.h"
-#include "ops/balance/balance.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/collective/collective.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
-#include "ops/jitter/jitter.h"
 #include "ops/permute/permute.h"
 #include "ops/route_map/route_map.h"
-#include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 
 namespace tessera {
 namespace {
 
-/// `spread`: balance is asked for outside the routers, as it always is over all layers, by the
-/// means of their scores.
-RouterSpec router_spec(const MoeConfig& moe, bool spread, bool replay) {
-  const bool by_sequence = moe.balance_scope == BalanceTokens::kSequence && !spread;
-  return {.num_experts = moe.num_experts,
-          .top_k = moe.top_k,
-          .score = moe.score,
-          .order = moe.score_order,
-          .normalize_top_k = moe.normalize_top_k,
-          .scaling_factor = moe.score_scale,
-          .logit_bias = moe.router_bias,
-          .expert_bias = moe.has_expert_bias(),
-          .num_groups = moe.num_groups,
-          .top_groups = moe.top_groups,
-          .group_score = moe.group_score,
-          .balance_scope = by_sequence ? BalanceScope::kSequence : BalanceScope::kMicroBatch,
-          .balance_group_size = moe.balance_group_size,
-          .force_balanced = moe.force_balanced,
-          .replay = replay};
-}
-
-/// What the router decided for this rank's tokens.
-struct Routing {
-  ValueId probs_TK = -1;
-  ValueId expert_idx_TK = -1;
-};
-
-/// The counts of the step's micro-batches before this one, whose own are `counts`. Data-parallel
-/// ranks work on neighbouring ones at a time.
-ValueId build_earlier_counts(LayerBuilder& builder, ValueId counts) {
-  Program& program = builder.program();
-  const CommunicatorPtr& dp = builder.groups.dp;
-  const ValueId earlier = builder.port(Port::kEarlierCounts);
-  if (dp->size() > 1) counts = program.add1(make_all_gather(dp), {counts}, "counts_of_ranks");
-  const auto running = program.add(make_running_counts(dp->rank()), {counts, earlier},
-                                   {"counts_before", "counts_so_far"});
-  builder.layer.ports.set(Port::kCountsSoFar, running[RunningCountsOutput::kAfter]);
-  return running[RunningCountsOutput::kBefore];
-}
-
-/// The balance loss beside the router: the choice is counted over all ranks that share the
-/// micro-batch, each of which has its tokens' part of the loss, and over the global batch also in
-/// the micro-batches before.
-void build_spread_balance(LayerBuilder& builder, const std::vector<ValueId>& routed) {
-  const MoeConfig& moe = builder.config.moe;
-  Program& program = builder.program();
-  const bool by_sequence = moe.balance_scope == BalanceTokens::kSequence;
-  const ValueId segments = builder.port(Port::kSegments);
-  const auto statistics = program.add(
-      make_balance_statistics({.num_experts = moe.num_experts,
-                               .top_k = moe.top_k,
-                               .score = moe.score,
-                               .num_segments = by_sequence ? builder.shape.max_sequences : 1}),
-      {routed[RouterOutput::kLogits], routed[RouterOutput::kExpertIdx], segments},
-      {"segment_counts", "score_sums"});
-  ValueId counts = statistics[BalanceOutput::kCounts];
-  if (builder.groups.token_ranks() > 1) {
-    counts = program.add1(make_all_reduce_constant(builder.groups.micro_batch), {counts},
-                          "segment_counts_of_all");
-  }
-  std::vector<ValueId> inputs = {counts, statistics[BalanceOutput::kScoreSums]};
-  const bool global = moe.balance_scope == BalanceTokens::kGlobalBatch;
-  if (global) inputs.push_back(build_earlier_counts(builder, counts));
-  builder.layer.ports.set(Port::kBalanceLoss,
-                          program.add1(make_balance_loss({.total_tokens = builder.shape.num_tokens,
-                                                          .group_size = moe.balance_group_size,
-                                                          .has_prior_counts = global}),
-                                       inputs, "spread_balance_loss"));
-}
-
-/// What the router reads of the tokens.
-ValueId jitter_tokens(LayerBuilder& builder, ValueId normed) {
-  if (!jitters(builder.config.moe, builder.shape)) return normed;
-  return builder.program().add1(
-      make_jitter(), {normed, builder.port(Port::kTokenNumbers), builder.port(Port::kNoise)},
-      "router_in");
-}
-
-Routing build_router(LayerBuilder& builder, ValueId normed) {
-  const MoeConfig& moe = builder.config.moe;
-  PortMap& ports = builder.layer.ports;
-  Program& program = builder.program();
-  const bool spread = spreads_balance(builder.config, builder.groups);
-  const RouterSpec spec = router_spec(moe, spread, builder.shape.replays_routing);
-  WeightPlacement placement = builder.whole({moe.num_experts, builder.config.hidden_size});
-  placement.matrix_rows = {moe.num_experts};
-  const ValueId weight = builder.f32_weight("moe.router.weight", std::move(placement));
-  std::vector<ValueId> inputs = {normed, weight};
-  if (moe.router_bias)
-    inputs.push_back(builder.f32_weight("moe.router.bias", builder.whole({moe.num_experts})));
-  if (moe.has_expert_bias()) inputs.push_back(builder.port(Port::kExpertBias));
-  if (spec.balance_scope == BalanceScope::kSequence)
-    inputs.push_back(builder.port(Port::kCuSeqlens));
-  if (spec.replay) inputs.push_back(builder.port(Port::kReplayedExperts));
-  const auto routed = program.add(
-      make_router(spec), inputs,
-      {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss", "score_means"});
-  ports.set(Port::kCounts, routed[RouterOutput::kCounts]);
-  ports.set(Port::kBalanceLoss, routed[RouterOutput::kBalanceLoss]);
-  ports.set(Port::kZLoss, routed[RouterOutput::kZLoss]);
-  ports.set(Port::kScoreMeans, routed[RouterOutput::kScoreMeans]);
-  if (builder.shape.tells_routing)
-    ports.set(Port::kChosenExperts, routed[RouterOutput::kExpertIdx]);
-  if (spread) build_spread_balance(builder, routed);
-  return {routed[RouterOutput::kProbs], routed[RouterOutput::kExpertIdx]};
-}
-
 /// The order of the gathered tokens, for capacities over all of a micro-batch.
 SharedCapacity shared_capacity(LayerBuilder& builder) {
   return {.micro_batch = builder.groups.micro_batch, .positions = builder.port(Port::kTokenOrder)};
+}
+
+/// The capacity factor; where experts choose, that with which each keeps ceil(T·K/E) of all tokens,
+/// a little below the quotient so that no rounding adds one.
+double dispatch_capacity(const MoeConfig& moe) {
+  if (!moe.experts_choose()) return moe.capacity_factor;
+  return (1 - 1e-12) * static_cast<double>(moe.top_k) / static_cast<double>(moe.num_experts);
 }
 
 DispatchSpec dispatch_spec(LayerBuilder& builder) {
@@ -139,16 +37,16 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
   DispatchSpec spec{.kind = choose_dispatcher(builder.config, groups).kind,
                     .exchange = groups.policy.exchange,
                     .num_experts = moe.num_experts,
-                    .top_k = moe.top_k,
+                    .top_k = moe.choices(),
                     .num_groups = moe.num_groups,
                     .top_groups = moe.top_groups,
                     .ep = groups.ep,
                     .etp = groups.etp,
                     .experts = groups.experts,
                     .by_node = groups.by_node,
-                    .capacity_factor = moe.capacity_factor,
+                    .capacity_factor = dispatch_capacity(moe),
                     .pad_to_capacity = moe.pad_to_capacity,
-                    .drop_policy = moe.drop_policy,
+                    .drop_policy = moe.experts_choose() ? DropPolicy::kProbs : moe.drop_policy,
                     .capacity_group_size = moe.capacity_group_size,
                     .alignment = sparse ? moe.block_size : 1,
                     .early_probs = sparse || moe.memory_efficient};
@@ -336,7 +234,7 @@ ExpertShare clone_share(const ExpertShare& share, const CloneSlots& slots) {
 /// Experts at home and clones of others', each with its own dispatch of the tokens that go there.
 /// The clones' weights are on their way before the tokens, and in the backward pass their gradients
 /// are added to what the experts at home have.
-ValueId build_cloned_experts(LayerBuilder& builder, ValueId tokens, const Routing& routing) {
+ValueId build_cloned_experts(LayerBuilder& builder, ValueId tokens, const RoutedTokens& routing) {
   Program& program = builder.program();
   const DispatchSpec spec = dispatch_spec(builder);
   const ExpertShare share = expert_share(builder);
@@ -365,14 +263,10 @@ ValueId build_cloned_experts(LayerBuilder& builder, ValueId tokens, const Routin
       "moe_out");
 }
 
-ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
+ValueId build_computing_experts(LayerBuilder& builder, ValueId tokens,
+                                const RoutedTokens& routing) {
   Program& program = builder.program();
-  const ValueId router_in = jitter_tokens(builder, normed);
-  const Routing routing = build_router(builder, router_in);
-  const ValueId tokens =
-      project_down(builder, builder.config.moe.jitter_experts ? router_in : normed);
-  if (clones_experts(builder))
-    return project_up(builder, build_cloned_experts(builder, tokens, routing));
+  if (clones_experts(builder)) return build_cloned_experts(builder, tokens, routing);
   const DispatchSpec spec = dispatch_spec(builder);
   const ExpertShare share = expert_share(builder);
   const DispatchedRows rows =
@@ -382,7 +276,18 @@ ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
   const ValueId out = builder.config.moe.experts == ExpertPath::kBlockSparse
                           ? build_sparse_experts(builder, share, rows, weights)
                           : build_grouped_experts(builder, share, rows, weights);
-  return project_up(builder, combine(program, spec, rows, out));
+  return combine(program, spec, rows, out);
+}
+
+ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
+  const ValueId router_in = jitter_tokens(builder, normed);
+  RoutedTokens routing = build_router(builder, router_in);
+  const ValueId read = builder.config.moe.jitter_experts ? router_in : normed;
+  const ValueId given_back = take_zero_experts(builder, read, routing);
+  const ValueId out =
+      project_up(builder, build_computing_experts(builder, project_down(builder, read), routing));
+  if (!given_back.is_set()) return out;
+  return builder.program().add1(make_add(), {out, given_back}, "routed_sum");
 }
 
 ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
@@ -398,11 +303,12 @@ ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
 double rows_per_peer(const MoeConfig& moe, const StageGroups& groups) {
   if (groups.policy.exchange != ExchangeSizes::kBounded) return 0;
   const int64_t local_experts = moe.num_experts / groups.ep->size();
-  const auto most = static_cast<double>(std::min(moe.top_k, local_experts));
+  const auto most = static_cast<double>(std::min(moe.choices(), local_experts));
   const bool whole_groups = local_experts % moe.capacity_group_size == 0;
-  if (moe.capacity_factor == 0 || !whole_groups) return most;
+  const double factor = dispatch_capacity(moe);
+  if (factor == 0 || !whole_groups) return most;
   const int64_t token_ranks = shares_capacity(moe, groups) ? groups.token_ranks() : 1;
-  return std::min(most, moe.capacity_factor * static_cast<double>(moe.top_k * token_ranks) /
+  return std::min(most, factor * static_cast<double>(moe.choices() * token_ranks) /
                             static_cast<double>(groups.ep->size()));
 }
 

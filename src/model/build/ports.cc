@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ops/choose_token/token_rule.h"
-#include "ops/jitter/jitter.h"
+#include "ops/noise.h"
 #include "ops/paged_attention/paged_attention.h"
 
 namespace tessera {
@@ -54,10 +54,10 @@ ValueType chosen_numbers(const Context& c) {
   return {.dtype = DType::kF64, .shape = {c.chosen_rows}};
 }
 ValueType by_expert(const Context& c) {
-  return f32(c.config.moe.num_experts);
+  return f32(c.config.moe.router_outputs());
 }
 ValueType own_choices(const Context& c) {
-  return {.dtype = DType::kI32, .shape = {own_tokens(c.shape, c.groups), c.config.moe.top_k}};
+  return {.dtype = DType::kI32, .shape = {own_tokens(c.shape, c.groups), c.config.moe.choices()}};
 }
 ValueType token_numbers_type(const Context& c) {
   return {.dtype = DType::kI64, .shape = {own_tokens(c.shape, c.groups)}};
@@ -225,6 +225,9 @@ bool in_telling_moe(const Context& c) {
 bool in_jittered_moe(const Context& c) {
   return in_moe(c) && jitters(c.config.moe, c.shape);
 }
+bool in_noisy_moe(const Context& c) {
+  return in_moe(c) && takes_noise(c.config.moe, c.shape);
+}
 bool in_predicting(const Context& c) {
   return in_layers(c) && c.kind.mtp;
 }
@@ -263,7 +266,7 @@ constexpr PortRule kRules[] = {
      "choices for own tokens; -1: the router's own", own_choices, in_replaying_moe},
     {Port::kTokenNumbers, "token_numbers", kIn, "of own tokens in the step", token_numbers_type,
      in_jittered_moe},
-    {Port::kNoise, "noise", kIn, "of the step and the layer (Jitter)", noise_type, in_jittered_moe},
+    {Port::kNoise, "noise", kIn, "of the step and the layer (Jitter)", noise_type, in_noisy_moe},
     {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_moe},
     {Port::kZLoss, "z_loss", kOut, "mean over own tokens", one_f32, in_moe},
     {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_moe},
@@ -395,12 +398,12 @@ bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {
     case BalanceTokens::kSequence:
       break;
   }
-  return groups.token_ranks() > 1;
+  return groups.token_ranks() > 1 || config.moe.top_p < 1;
 }
 
 bool shares_capacity(const MoeConfig& moe, const StageGroups& groups) {
-  return moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence &&
-         groups.token_ranks() > 1;
+  const bool of_all = moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence;
+  return (of_all || moe.experts_choose()) && groups.token_ranks() > 1;
 }
 
 }  // namespace tessera

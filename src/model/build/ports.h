@@ -205,12 +205,20 @@ void finish_ports(Program& program, const PortMap& ports, const PortContext& con
 void set_port_outputs(Program& program, const PortMap& ports);
 
 /// Whether the balance loss of MoE layers is taken beside their routers, since it needs more than
-/// they see: other ranks' counts, or those of earlier forward passes, which a backward pass finds
-/// changed by later ones.
+/// they see: other ranks' counts, those of earlier forward passes, which a backward pass finds
+/// changed by later ones, or which choices are kept.
 bool spreads_balance(const ModelConfig& config, const StageGroups& groups);
 /// Whether what routers read is jittered.
 inline bool jitters(const MoeConfig& moe, const BatchShape& shape) {
   return moe.num_experts > 0 && moe.router_jitter > 0 && shape.trains;
+}
+/// Whether choices are made by Sinkhorn's iteration.
+inline bool evens_out(const MoeConfig& moe, const BatchShape& shape) {
+  return moe.num_experts > 0 && moe.routing == Routing::kSinkhorn && shape.trains;
+}
+/// Whether a layer is told of Port::kNoise.
+inline bool takes_noise(const MoeConfig& moe, const BatchShape& shape) {
+  return jitters(moe, shape) || evens_out(moe, shape);
 }
 /// Whether capacities are over the tokens of several ranks.
 bool shares_capacity(const MoeConfig& moe, const StageGroups& groups);

@@ -413,6 +413,9 @@ void validate(const ModelConfig& config) {
   validate_norms(config);
   validate_rope(config);
   validate_layers(config);
+  require(config.moe.num_experts > 0 || config.moe.zero_experts == 0,
+          "moe.zero_experts {} are beside other experts, and moe.num_experts is 0; set one of them",
+          config.moe.zero_experts);
   if (config.moe.num_experts > 0) {
     validate_experts(config.moe);
     validate_latent_experts(config);

@@ -17,6 +17,16 @@ namespace tessera {
 
 enum class ExpertPath { kGrouped, kBlockSparse };
 
+/// How routers choose in training. In evaluation and generation each token takes its best experts,
+/// but where experts choose.
+enum class Routing {
+  kTopK,      ///< each token its best experts
+  kSinkhorn,  ///< the best after Sinkhorn's iteration evened the experts' loads out (ops/sinkhorn)
+  /// Each expert its ceil(T·K/E) best tokens of the micro-batch (Expert Choice: Zhou et al., 2022),
+  /// which also depends on later tokens: it cannot generate.
+  kExpertChoice,
+};
+
 /// The tokens over which a model's balance loss compares experts.
 enum class BalanceTokens {
   kMicroBatch,
@@ -154,6 +164,13 @@ struct MoeConfig {
   int64_t num_groups = 1;
   int64_t top_groups = 1;
   GroupScore group_score = GroupScore::kTopTwoSum;
+  Routing routing = Routing::kTopK;
+  /// A token takes the fewest of its top_k experts whose scores reach this share of all experts'
+  /// (ops/top_p); 1: all top_k.
+  double top_p = 1.0;
+  /// Routed to like experts, behind these, but give the token back: nothing is dispatched or
+  /// computed (ops/zero_experts).
+  int64_t zero_experts = 0;
   /// Routes round-robin instead of by score, for measuring with perfect balance.
   bool force_balanced = false;
   /// In training, what routers read is multiplied by random factors from 1 - this to 1 + this
@@ -191,8 +208,14 @@ struct MoeConfig {
   /// Whether a full expert compares its tokens' probabilities: those of equal tokens differ by
   /// rounding alone, so layouts may drop different ones.
   bool drops_by_probability() const {
-    return num_experts > 0 && capacity_factor > 0 && drop_policy == DropPolicy::kProbs;
+    const bool drops = capacity_factor > 0 && drop_policy == DropPolicy::kProbs;
+    return num_experts > 0 && (drops || experts_choose());
   }
+  bool experts_choose() const { return routing == Routing::kExpertChoice; }
+  /// Experts of a token that are told apart for dispatch: where experts choose, perhaps all.
+  int64_t choices() const { return experts_choose() ? num_experts : top_k; }
+  /// What the router chooses from.
+  int64_t router_outputs() const { return num_experts + zero_experts; }
   bool has_expert_bias() const { return expert_bias || bias_update_speed > 0; }
   /// F_e of every expert.
   std::vector<int64_t> expert_sizes() const;

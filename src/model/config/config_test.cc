@@ -178,6 +178,71 @@ void expect_refused(void (*change)(ModelConfig&), const char* message) {
   EXPECT_THAT([&] { validate(config); }, ThrowsMessage<UserError>(HasSubstr(message)));
 }
 
+TEST(ModelConfig, RoutersChooseAmongAllOutputs) {
+  ModelConfig config = testing::tiny_config();
+  const int64_t before = count_parameters(config).total;
+  config.moe.zero_experts = 3;
+  config.moe.router_bias = true;
+  validate(config);
+  EXPECT_EQ(count_parameters(config).total, count_listed(config));
+  EXPECT_EQ(count_parameters(config).total - before,
+            config.num_layers * (3 * config.hidden_size + 7));
+  EXPECT_LT(count_parameters(config).active, count_parameters(testing::tiny_config()).active);
+}
+
+TEST(ModelConfig, RefusesRoutingThatDoesNotGoTogether) {
+  expect_refused([](ModelConfig& c) { c.moe.jitter_experts = true; }, "moe.router_jitter");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.top_p = 0.5;
+        c.moe.score = ScoreFunction::kSigmoid;
+      },
+      "moe.top_p 0.5 is a share");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.top_p = 0.5;
+        c.moe.score_order = ScoreOrder::kAfterTopK;
+      },
+      "before_top_k");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.zero_experts = 2;
+        c.moe.num_groups = 2;
+      },
+      "in no group of experts");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.num_experts = 0;
+        c.moe.zero_experts = 2;
+      },
+      "moe.num_experts is 0");
+  expect_refused([](ModelConfig& c) { c.moe.zero_experts = 1 << 20; }, "together");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.routing = Routing::kSinkhorn;
+        c.moe.bias_update_speed = 0.1;
+      },
+      "evens loads out by itself");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.routing = Routing::kSinkhorn;
+        c.moe.num_groups = 2;
+      },
+      "moe.top_groups is 1 of moe.num_groups 2");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.routing = Routing::kExpertChoice;
+        c.moe.capacity_factor = 1;
+      },
+      "with moe.capacity_factor: every expert takes");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.routing = Routing::kExpertChoice;
+        c.moe.zero_experts = 1;
+      },
+      "with moe.zero_experts");
+}
+
 TEST(Lora, CountsItsAdapters) {
   ModelConfig config = testing::tiny_config();
   EXPECT_EQ(count_parameters(config).trained, count_parameters(config).total);

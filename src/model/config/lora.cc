@@ -178,7 +178,7 @@ AdapterCount count_adapters(const ModelConfig& config) {
     if (!is_target(config.lora, matrix.name)) continue;
     const Saturating weights = matrix.width * config.lora.rank * matrix.num_layers;
     total += weights;
-    active += matrix.experts ? weights * config.moe.top_k / config.moe.num_experts : weights;
+    active += matrix.experts ? weights * config.moe.top_k / config.moe.router_outputs() : weights;
   }
   return {total.value(), active.value()};
 }

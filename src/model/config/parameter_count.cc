@@ -91,13 +91,13 @@ ParameterCount count_parameters(const ModelConfig& config) {
           : Saturating(0);
   const Saturating all_experts = expert_rows * width * config.expert_width() + expert_biases;
   const Saturating active_experts =
-      all_experts * config.moe.top_k / std::max<int64_t>(config.moe.num_experts, 1);
+      all_experts * config.moe.top_k / std::max<int64_t>(config.moe.router_outputs(), 1);
   const Saturating projections = 2 * h * config.moe.latent_size;
   const Saturating shared =
       config.moe.shared_inner_size == 0
           ? Saturating(0)
           : count_mlp(config, config.moe.shared_inner_size) + (config.moe.shared_gate ? h : 0);
-  const Saturating router = config.moe.num_experts * (h + (config.moe.router_bias ? 1 : 0));
+  const Saturating router = config.moe.router_outputs() * (h + (config.moe.router_bias ? 1 : 0));
 
   Saturating total = tables + h;
   Saturating active = total;

@@ -18,6 +18,53 @@ void validate_groups(const MoeConfig& moe) {
           moe.top_k, reachable, moe.top_groups);
 }
 
+/// Experts that are not all alike, or not all that a token has chosen.
+void validate_choice(const MoeConfig& moe) {
+  require(moe.top_p == 1 ||
+              (moe.score == ScoreFunction::kSoftmax && moe.score_order == ScoreOrder::kBeforeTopK),
+          "moe.top_p {} is a share of the scores of all experts; set moe.score = \"softmax\" and "
+          "moe.score_order = \"before_top_k\", or moe.top_p = 1",
+          moe.top_p);
+  require(moe.router_outputs() <= kMaxExperts,
+          "moe.num_experts {} and moe.zero_experts {} are {} together; at most {} are supported",
+          moe.num_experts, moe.zero_experts, moe.router_outputs(), kMaxExperts);
+  require(moe.zero_experts == 0 || (moe.num_groups == 1 && moe.balance_group_size == 1),
+          "moe.zero_experts {} are in no group of experts; set moe.num_groups and "
+          "moe.balance_group_size to 1",
+          moe.zero_experts);
+}
+
+void validate_routing(const MoeConfig& moe) {
+  if (moe.routing == Routing::kTopK) return;
+  const char* name = moe.experts_choose() ? "expert_choice" : "sinkhorn";
+  require(!moe.has_expert_bias(),
+          "moe.routing = \"{}\" evens loads out by itself, and an expert bias would do so again; "
+          "set moe.bias_update_speed = 0 and moe.expert_bias = false",
+          name);
+  require(moe.top_groups == moe.num_groups,
+          "moe.routing = \"{}\" chooses among all experts, but moe.top_groups is {} of "
+          "moe.num_groups {}; set both to 1",
+          name, moe.top_groups, moe.num_groups);
+}
+
+/// What says how many experts a token has, or how many tokens an expert.
+void validate_expert_choice(const MoeConfig& moe) {
+  if (!moe.experts_choose()) return;
+  const auto refuse = [](bool is_set, std::string_view key, std::string_view why) {
+    require(!is_set, "moe.routing = \"expert_choice\" with {}: {}; leave it out", key, why);
+  };
+  refuse(moe.capacity_factor > 0, "moe.capacity_factor",
+         "every expert takes tokens * top_k / num_experts tokens");
+  refuse(moe.capacity_group_size > 1, "moe.capacity_group_size",
+         "every expert takes as many tokens by itself");
+  refuse(moe.top_p < 1, "moe.top_p", "no token chooses experts");
+  refuse(moe.zero_experts > 0, "moe.zero_experts", "an expert that computes nothing has no load");
+  refuse(moe.force_balanced, "moe.force_balanced", "loads are always even");
+  require(moe.score_order == ScoreOrder::kBeforeTopK,
+          "moe.routing = \"expert_choice\" compares the scores of all experts; set "
+          "moe.score_order = \"before_top_k\"");
+}
+
 }  // namespace
 
 void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
@@ -31,6 +78,20 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.normalize_top_k", &moe.normalize_top_k, "Scale the chosen scores to sum 1");
   schema.add("moe.score_scale", &moe.score_scale, "Factor on the probabilities", above(0));
   schema.add("moe.router_bias", &moe.router_bias, "A learnt bias of the router's logits");
+  schema.add_enum("moe.routing", &moe.routing,
+                  {{"top_k", Routing::kTopK},
+                   {"sinkhorn", Routing::kSinkhorn},
+                   {"expert_choice", Routing::kExpertChoice}},
+                  "How experts are chosen: the best of each token; in training after Sinkhorn's "
+                  "iteration over the micro-batch has evened loads out; or each expert takes its "
+                  "best tokens of the micro-batch, which cannot generate");
+  schema.add("moe.top_p", &moe.top_p,
+             "A token takes the fewest of its top_k experts whose scores reach this share of all; "
+             "1: all top_k",
+             {.min = 0, .max = 1, .min_open = true});
+  schema.add("moe.zero_experts", &moe.zero_experts,
+             "Experts beside num_experts that give tokens back without computing anything",
+             between(0, kMaxExperts));
   schema.add("moe.num_groups", &moe.num_groups,
              "Groups of experts for group-limited choice; 1: none", between(1, kMaxExperts));
   schema.add("moe.top_groups", &moe.top_groups, "Groups that a token may choose from",
@@ -71,6 +132,9 @@ void validate_router(const MoeConfig& moe) {
   require(!moe.jitter_experts || moe.router_jitter > 0,
           "moe.jitter_experts needs a moe.router_jitter above 0; Switch Transformers have 0.01");
   validate_groups(moe);
+  validate_choice(moe);
+  validate_routing(moe);
+  validate_expert_choice(moe);
 }
 
 }  // namespace tessera

@@ -175,7 +175,7 @@ void ChunkBinder::set_expert_ports(BoundLayer& layer, PortTensors& ports) const 
   ports.set(Port::kCountsSoFar, layer.experts->earlier_counts);
   ports.set(Port::kExpertBias, layer.experts->bias);
   if (device().is_host() || !layer.kind->layout.has(Port::kExpertBias)) return;
-  const Shape shape{programs_.config.moe.num_experts};
+  const Shape shape{programs_.config.moe.router_outputs()};
   layer.expert_bias = OwnedTensor(DType::kF32, shape, "expert biases", device());
   ports.set(Port::kExpertBias, layer.expert_bias);
 }
@@ -199,7 +199,7 @@ PortGradients ChunkBinder::layer_gradients(int64_t idx) const {
 StatisticsSizes count_statistics(const StagePrograms& programs, const PipelineChunk& chunk) {
   const bool measures = programs.shape.qk_clip > 0;
   return {.moe_layers = count_moe_layers(programs.config, chunk),
-          .num_experts = programs.config.moe.num_experts,
+          .num_experts = programs.config.moe.router_outputs(),
           .num_losses = chunk.loss ? 1 + programs.config.mtp_layers : 0,
           .logit_layers = measures ? chunk.all_layers() : 0,
           .num_heads = measures ? attended_heads(programs.config, programs.part.groups).count : 0};

@@ -224,15 +224,20 @@ MicroBatchResult ChunkRun::collect() {
   }
   const auto num_moe = static_cast<double>(std::max<int64_t>(programs_.config.num_moe_layers(), 1));
   const auto ranks = static_cast<double>(programs_.part.groups.token_ranks());
+  const MoeConfig& moe = programs_.config.moe;
   for (BoundLayer& layer : bound_.layers) {
     if (layer.experts == nullptr) continue;
     const LayerStatistics statistics = memory_.statistics.taken_layer(layer.moe_idx);
     result.balance_loss += *statistics.balance_loss.as<float>() / num_moe;
     result.z_loss += *statistics.z_loss.as<float>() / num_moe / ranks;
-    result.dropped += *statistics.dropped.as<int64_t>();
+    // Where experts choose, what they left is no loss.
+    if (!moe.experts_choose()) result.dropped += *statistics.dropped.as<int64_t>();
     const auto counts = statistics.counts.span<float>();
     const auto step_counts = layer.experts->step_counts.get().span<float>();
-    for (size_t e = 0; e < counts.size(); ++e) step_counts[e] += counts[e];
+    const auto share =
+        static_cast<float>(moe.top_k) / static_cast<float>(std::max<int64_t>(moe.choices(), 1));
+    for (size_t e = 0; e < counts.size(); ++e)
+      step_counts[e] += moe.experts_choose() ? counts[e] * share : counts[e];
   }
   if (balances_whole_model(programs_.config)) result.balance_loss = model_balances_.front();
   model_balances_.pop_front();

@@ -19,7 +19,7 @@ namespace {
 ModelConfig for_inference(ModelConfig config) {
   config.moe.capacity_factor = 0;
   config.moe.pad_to_capacity = false;
-  config.moe.balance_scope = BalanceTokens::kMicroBatch;
+  config.moe.balance_scope = BalanceTokens::kModel;  // the router's own loss alone
   config.moe.experts =
       ExpertPath::kGrouped;  // the same weights; blocks would pad single tokens to whole blocks
   return config;
@@ -51,6 +51,10 @@ struct ForwardPrograms {
       : config(for_inference(trained)), shape(batch), backend(own) {
     shape.weighted_tokens = false;  // what is told of a token is its own loss
     shape.trains = false;
+    require(
+        !cache || !config.moe.experts_choose() || config.num_moe_layers() == 0,
+        "moe.routing = \"expert_choice\": which tokens an expert takes depends on later ones, so "
+        "that the model cannot generate as it was trained; it can be trained and evaluated");
     embedding_layout = build_embedding(config, shape, single_rank_groups());
     embedding = make_executable(embedding_layout.forward, {});
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
@@ -149,7 +153,7 @@ struct ForwardModel::Impl : ForwardPrograms {
       rows_to_choose = MirroredTensor(DType::kI32, {chosen_rows}, device());
       rules = MirroredTensor(DType::kU8, {chosen_rows, int64_t{sizeof(TokenRule)}}, device());
     }
-    const Shape choices = {config.num_moe_layers(), shape.num_tokens, config.moe.top_k};
+    const Shape choices = {config.num_moe_layers(), shape.num_tokens, config.moe.choices()};
     if (shape.replays_routing) replayed = MirroredTensor(DType::kI32, choices, device());
     if (shape.tells_routing) {
       chosen = OwnedTensor(DType::kI32, choices, "chosen experts", device());
@@ -169,7 +173,7 @@ struct ForwardModel::Impl : ForwardPrograms {
       stream = make(shape.dtype, {shape.num_tokens, config.hidden_size}, "hidden states");
     loss = make(DType::kF32, {1}, "the loss");
     allocate_result(goal);
-    const Shape experts = {std::max<int64_t>(config.moe.num_experts, 1)};
+    const Shape experts = {std::max<int64_t>(config.moe.router_outputs(), 1)};
     balance_loss = make(DType::kF32, {1}, "the balance loss");
     z_loss = make(DType::kF32, {1}, "the z-loss");
     counts = make(DType::kF32, experts, "counts of the experts");

@@ -70,6 +70,51 @@ inline std::vector<Case> gradient_cases() {
                   c.moe.experts = ExpertPath::kBlockSparse;
                   c.moe.block_size = 8;
                 }),
+      make_case("top_p",
+                [](ModelConfig& c) {
+                  c.moe.top_p = 0.5;
+                  c.moe.top_k = 3;
+                  c.moe.score_scale = 1.5;
+                }),
+      make_case("top_p_not_normalized",
+                [](ModelConfig& c) {
+                  c.moe.top_p = 0.6;
+                  c.moe.top_k = 4;
+                  c.moe.normalize_top_k = false;
+                  c.moe.memory_efficient = false;
+                  c.moe.balance_scope = BalanceTokens::kSequence;
+                }),
+      make_case("zero_experts",
+                [](ModelConfig& c) {
+                  c.moe.zero_experts = 2;
+                  c.moe.top_k = 3;
+                  c.moe.latent_size = 6;
+                  c.moe.shared_inner_size = 12;
+                }),
+      make_case("zero_experts_with_bias",
+                [](ModelConfig& c) {
+                  c.moe.zero_experts = 3;
+                  c.moe.router_bias = true;
+                  c.moe.bias_update_speed = 0.1;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("zero_experts_and_top_p",
+                [](ModelConfig& c) {
+                  c.moe.zero_experts = 4;
+                  c.moe.top_k = 4;
+                  c.moe.top_p = 0.6;
+                  c.moe.capacity_factor = 1.0;
+                }),
+      make_case("expert_choice", [](ModelConfig& c) { c.moe.routing = Routing::kExpertChoice; }),
+      make_case("expert_choice_by_sigmoid",
+                [](ModelConfig& c) {
+                  c.moe.routing = Routing::kExpertChoice;
+                  c.moe.score = ScoreFunction::kSigmoid;
+                  c.moe.score_scale = 0.5;
+                  c.moe.top_k = 1;
+                  c.moe.memory_efficient = false;
+                  c.moe.inner_sizes = {8, 16, 8, 24};
+                }),
       make_case("capacity", [](ModelConfig& c) { c.moe.capacity_factor = 0.75; }),
       make_case("padded_capacity",
                 [](ModelConfig& c) {

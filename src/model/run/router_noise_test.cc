@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "model/run/gradient_cases.h"
 
 namespace tessera {
@@ -25,11 +28,11 @@ struct NoisyRun {
 };
 
 NoisyRun run_with(const ModelConfig& config, const RouterNoise& noise,
-                  const RecomputePolicy& policy = {}) {
-  BatchShape shape = testing::tiny_shape(kSequences, kLength);
+                  const RecomputePolicy& policy = {}, int64_t length = kLength) {
+  BatchShape shape = testing::tiny_shape(kSequences, length);
   shape.trains = true;
   NoisyRun run{std::make_unique<ModelRig>(config, shape, policy)};
-  TestBatch batch(config, kSequences, kLength, 5);
+  TestBatch batch(config, kSequences, length, 5);
   MicroBatch view = batch.view();
   view.noise = noise;
   run.rig->model.begin_step();
@@ -68,6 +71,49 @@ TEST(RouterNoise, RecomputationKeepsTheBits) {
     EXPECT_EQ(kept.loss, again.loss);
     testing::expect_same_gradients(*kept.rig, *again.rig, 0);
   }
+}
+
+ModelConfig evened_config() {
+  ModelConfig config = testing::tiny_config();
+  config.moe.routing = Routing::kSinkhorn;
+  return config;
+}
+
+/// The loads of a run's MoE layers.
+std::vector<float> list_counts(const NoisyRun& run) {
+  std::vector<float> all;
+  for (const ExpertState& experts : run.rig->experts) {
+    const auto counts = experts.step_counts.get().span<float>();
+    all.insert(all.end(), counts.begin(), counts.end());
+  }
+  return all;
+}
+
+TEST(RouterNoise, SinkhornChoosesInTrainingAlone) {
+  constexpr int64_t kLong = 64;
+  ModelConfig plain_config = testing::tiny_config();
+  ModelConfig config = evened_config();
+  plain_config.moe.top_k = config.moe.top_k = 1;
+  const NoisyRun plain = run_with(plain_config, {}, {}, kLong);
+  const NoisyRun evaluated = run_with(config, {}, {}, kLong);
+  EXPECT_EQ(evaluated.loss, plain.loss);
+  const NoisyRun trained = run_with(config, kNoise, {}, kLong);
+  EXPECT_NE(trained.loss, plain.loss);
+  const auto before = list_counts(plain);
+  const auto after = list_counts(trained);
+  EXPECT_EQ(std::accumulate(before.begin(), before.end(), 0.0F),
+            std::accumulate(after.begin(), after.end(), 0.0F));
+  const auto spread = [](const std::vector<float>& counts) {
+    return std::inner_product(counts.begin(), counts.end(), counts.begin(), 0.0F);
+  };
+  EXPECT_LT(spread(after), spread(before)) << "sums of squares: the least where loads are even";
+}
+
+TEST(RouterNoise, SinkhornKeepsItsChoiceInRecomputation) {
+  const NoisyRun kept = run_with(evened_config(), kNoise);
+  const NoisyRun again = run_with(evened_config(), kNoise, {"all"});
+  EXPECT_EQ(kept.loss, again.loss);
+  testing::expect_same_gradients(*kept.rig, *again.rig, 0);
 }
 
 /// The loss along a random direction of each parameter against central differences, the noise being

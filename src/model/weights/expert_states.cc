@@ -11,7 +11,8 @@ std::vector<ExpertState> make_expert_states(const ModelConfig& config, Device& d
   std::vector<ExpertState> experts(config.num_moe_layers());
   for (ExpertState& state : experts) {
     const auto make = [&](std::string_view what) {
-      return OwnedTensor(DType::kF32, {config.moe.num_experts}, what, device, MemoryKind::kShared);
+      return OwnedTensor(DType::kF32, {config.moe.router_outputs()}, what, device,
+                         MemoryKind::kShared);
     };
     state.bias = make("expert biases");
     state.step_counts = make("expert counts");
@@ -32,13 +33,13 @@ std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
   return tensors;
 }
 
-void update_expert_biases(std::vector<ExpertState>& experts, double speed) {
+void update_expert_biases(std::vector<ExpertState>& experts, double speed, int64_t zero_experts) {
   for (ExpertState& state : experts) {
     const auto counts = state.step_counts.get().span<float>();
     const auto bias = state.bias.get().span<float>();
     const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) /
                         static_cast<double>(std::max<size_t>(counts.size(), 1));
-    for (size_t e = 0; e < bias.size(); ++e) {
+    for (size_t e = 0; e < bias.size() - zero_experts; ++e) {
       const double error = mean - counts[e];
       bias[e] += static_cast<float>(speed * ((error > 0) - (error < 0)));
     }

@@ -26,7 +26,9 @@ std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
 
 /// Auxiliary-loss-free balancing (Wang et al. 2024; DeepSeek-V3, section 2.1.2): after a step each
 /// expert's bias moves by `speed`, up where it got fewer assignments than the mean of its layer,
-/// down where it got more.
-void update_expert_biases(std::vector<ExpertState>& experts, double speed);
+/// down where it got more. Those of the last `zero_experts`, which compute nothing, stay where they
+/// are (LongCat-Flash, 2025, section 2.1.1).
+void update_expert_biases(std::vector<ExpertState>& experts, double speed,
+                          int64_t zero_experts = 0);
 
 }  // namespace tessera

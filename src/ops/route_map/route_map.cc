@@ -95,7 +95,8 @@ int64_t RouteMap::capacity(int64_t num_tokens) const {
   const int64_t num_groups = spec_.num_experts / spec_.capacity_group_size;
   const double even = static_cast<double>(assignments) / static_cast<double>(num_groups);
   const double exact = even * spec_.capacity_factor;
-  require(exact >= 1,
+  constexpr double kRoundings = 1e-9;  // of a factor that is a quotient
+  require(exact >= 1 - kRoundings,
           "route_map: a capacity factor of {} leaves {:.3g} tokens to an expert ({} tokens, top_k "
           "{}, {} experts); it must be at least {:.4g} here",
           spec_.capacity_factor, exact, num_tokens, spec_.top_k, spec_.num_experts, 1 / even);

@@ -104,12 +104,12 @@ BufferId ChunkTasks::results(int64_t micro_batch) {
 }
 
 BufferId ChunkTasks::balance_sums(const Holder& holder) {
-  const int64_t bytes = 2 * programs_.config.moe.num_experts * dtype_size(DType::kF64);
+  const int64_t bytes = 2 * programs_.config.moe.router_outputs() * dtype_size(DType::kF64);
   return make("balance sums", holder, "balance sums", bytes, Purpose::kInputs, Home::kHost);
 }
 
 BufferId ChunkTasks::balance_gradients(const Holder& holder) {
-  const int64_t bytes = programs_.config.moe.num_experts * dtype_size(DType::kF32);
+  const int64_t bytes = programs_.config.moe.router_outputs() * dtype_size(DType::kF32);
   return make("balance gradients", holder, "balance gradients", bytes, Purpose::kInputs);
 }
 
@@ -359,7 +359,7 @@ std::vector<ChunkTasks::Message> ChunkTasks::forward_messages(const Holder& hold
   }
   if (balances_model_) {
     messages.push_back({"balance sums", balance_sums(holder),
-                        2 * programs_.config.moe.num_experts * dtype_size(DType::kF64)});
+                        2 * programs_.config.moe.router_outputs() * dtype_size(DType::kF64)});
   }
   return messages;
 }
@@ -372,7 +372,7 @@ std::vector<ChunkTasks::Message> ChunkTasks::backward_messages(const Holder& hol
   }
   if (balances_model_) {
     messages.push_back({"balance gradients", balance_gradients(holder),
-                        programs_.config.moe.num_experts * dtype_size(DType::kF32)});
+                        programs_.config.moe.router_outputs() * dtype_size(DType::kF32)});
   }
   return messages;
 }

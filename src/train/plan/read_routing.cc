@@ -29,10 +29,13 @@ RoutingCounts read_routing(const std::string& run, const ModelConfig& model) {
   for (const std::vector<ExpertLoad>& step : last) {
     for (const ExpertLoad& load : step) {
       const int64_t experts = std::ssize(load.tokens_per_expert);
-      require(experts == model.moe.num_experts,
-              "{}: layer {} has {} experts, but the configuration {} (moe.num_experts)",
-              path.string(), load.layer, experts, model.moe.num_experts);
-      counts.add(load.layer, load.tokens_per_expert);
+      require(experts == model.moe.router_outputs(),
+              "{}: layer {} has {} experts, but the configuration {} (moe.num_experts and "
+              "moe.zero_experts)",
+              path.string(), load.layer, experts, model.moe.router_outputs());
+      auto tokens = load.tokens_per_expert;
+      tokens.resize(model.moe.num_experts);  // the others compute nothing
+      counts.add(load.layer, tokens);
     }
   }
   require(!counts.empty(), "{}: no step says what came to its experts", path.string());

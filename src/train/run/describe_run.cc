@@ -53,7 +53,11 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
   if (num_moe > 0) {
     text += fmt::format("; {} of {}, top-{}, {}", format_things(num_moe, "MoE layer"),
                         format_things(model.moe.num_experts, "expert"), model.moe.top_k,
-                        model.moe.capacity_factor > 0 ? "with a capacity" : "dropless");
+                        model.moe.experts_choose()      ? "chosen by experts"
+                        : model.moe.capacity_factor > 0 ? "with a capacity"
+                                                        : "dropless");
+    if (model.moe.zero_experts > 0)
+      text += fmt::format(", {} more that compute nothing", model.moe.zero_experts);
     if (model.moe.latent_size > 0)
       text += fmt::format(", in a latent space of {}", model.moe.latent_size);
   }
@@ -62,6 +66,8 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
   if (model.lora.is_on())
     text += fmt::format("\nadapters of rank {}: {} of the parameters are trained", model.lora.rank,
                         format_count(static_cast<double>(count.trained)));
+  if (num_moe > 0 && model.moe.experts_choose())
+    text += "\nexperts choose among later tokens, too: the model cannot generate as it is trained";
   text += describe_products(settings, on_host);
   text += fmt::format(
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}",

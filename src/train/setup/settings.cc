@@ -12,8 +12,13 @@ namespace {
 
 void validate_capacity(const Settings& settings) {
   const MoeConfig& moe = settings.model.moe;
-  if (moe.num_experts == 0 || moe.capacity_factor == 0) return;
   const int64_t num_tokens = settings.train.micro_batch * settings.data.sequence_length;
+  require(
+      moe.num_experts == 0 || !moe.experts_choose() || num_tokens * moe.top_k >= moe.num_experts,
+      "moe.routing = \"expert_choice\" leaves {} experts less than a token each ({} tokens of a "
+      "micro-batch, moe.top_k {}); use longer sequences or a larger train.micro_batch",
+      moe.num_experts, num_tokens, moe.top_k);
+  if (moe.num_experts == 0 || moe.capacity_factor == 0) return;
   const double even = static_cast<double>(num_tokens) * static_cast<double>(moe.top_k) *
                       static_cast<double>(moe.capacity_group_size) /
                       static_cast<double>(moe.num_experts);
@@ -232,6 +237,11 @@ void validate_rl(const Settings& settings) {
       rl.updates, train.steps, settings.run.checkpoint_interval);
   require(!rl.router_replay || settings.model.moe.num_experts > 0,
           "rl.router_replay is set, but the model has no experts; leave it out");
+  const MoeConfig& moe = settings.model.moe;
+  require(!rl.router_replay || (moe.top_p == 1 && moe.routing == Routing::kTopK),
+          "rl.router_replay gives each token moe.top_k experts, and {} chooses others; leave one "
+          "out",
+          moe.top_p < 1 ? "moe.top_p" : "moe.routing = \"sinkhorn\"");
 }
 
 /// What needs all gradients of a step at a time cannot be had where they are released.
@@ -346,6 +356,9 @@ void validate_objective(const Settings& settings) {
          "which says nothing of tokens further on");
   refuse(settings.model.moe.num_experts > 0 && settings.model.moe.capacity_factor > 0,
          "moe.capacity_factor", "for which tokens' probabilities are found without dropping any");
+  refuse(settings.model.moe.num_experts > 0 && settings.model.moe.experts_choose(),
+         "moe.routing = \"expert_choice\"",
+         "for which tokens' probabilities must not depend on later ones");
   if (objective == Objective::kDpo) validate_dpo(settings);
   if (objective == Objective::kGrpo) validate_rl(settings);
 }

@@ -244,10 +244,11 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
   const ReplicaGroups groups(settings, run, *world);
   const auto replicated = list_replicated(parameters, groups, settings, run);
   // A weight, two moments with scales and a master of each parameter, and the expert biases.
-  const int64_t slack = std::ssize(replicated) * 6 * kAlignment +
-                        settings.model.num_moe_layers() *
-                            align_up(settings.model.moe.num_experts * dtype_size(DType::kF32)) +
-                        RoundingHistory::count_bytes(settings.model, batch_shape(settings));
+  const int64_t slack =
+      std::ssize(replicated) * 6 * kAlignment +
+      settings.model.num_moe_layers() *
+          align_up(settings.model.moe.router_outputs() * dtype_size(DType::kF32)) +
+      RoundingHistory::count_bytes(settings.model, batch_shape(settings));
   if (shards_fully(settings, run)) {
     const auto shard_groups = groups.for_full_sharding();
     // Of replicas the first saves.

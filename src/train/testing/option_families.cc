@@ -144,6 +144,35 @@ constexpr OptionFamily kFamilies[] = {
     {"jittered_experts", [](Settings& s) { s.model.moe.router_jitter = 0.1;
                                            s.model.moe.jitter_experts = true;
                                            s.model.moe.shared_inner_size = 32; }},
+    {"sinkhorn", [](Settings& s) { s.model.moe.routing = Routing::kSinkhorn;
+                                   s.model.moe.normalize_top_k = false;
+                                   s.model.moe.balance_coefficient = 0;
+                                   s.model.vocab_size = 4000; }},
+    {"expert_choice", [](Settings& s) { s.model.moe.routing = Routing::kExpertChoice;
+                                        s.model.vocab_size = 4000; }},
+    {"expert_choice_of_blocks",
+     [](Settings& s) { s.model.moe.routing = Routing::kExpertChoice;
+                       s.model.moe.experts = ExpertPath::kBlockSparse;
+                       s.model.moe.block_size = 16;
+                       s.model.moe.top_k = 1;
+                       s.model.vocab_size = 4000; }},
+    {"top_p", [](Settings& s) { s.model.moe.top_p = 0.6; s.model.moe.top_k = 3; }},
+    {"top_p_by_sequence",
+     [](Settings& s) { s.model.moe.top_p = 0.4;
+                       s.model.moe.top_k = 4;
+                       s.model.moe.normalize_top_k = false;
+                       s.model.moe.balance_scope = BalanceTokens::kSequence;
+                       s.model.moe.experts = ExpertPath::kBlockSparse;
+                       s.model.moe.block_size = 16; }},
+    {"zero_experts", [](Settings& s) { s.model.moe.zero_experts = 3;
+                                       s.model.moe.bias_update_speed = 0.01; }},
+    {"zero_experts_and_top_p",
+     [](Settings& s) { s.model.moe.zero_experts = 2;
+                       s.model.moe.top_k = 3;
+                       s.model.moe.top_p = 0.7;
+                       s.model.moe.memory_efficient = false;
+                       s.model.moe.latent_size = 32;
+                       s.model.moe.balance_scope = BalanceTokens::kModel; }},
     {"forced_balance", [](Settings& s) { s.model.moe.force_balanced = true; }},
     {"balance_of_sequences",
      [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kSequence; }},

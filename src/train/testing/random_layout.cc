@@ -345,6 +345,29 @@ void draw_noise(Draw& draw, MoeConfig& moe) {
   moe.jitter_experts = draw.chance(2);
 }
 
+/// Experts that compute nothing, fewer than top_k experts, and loads that are evened out.
+void draw_choice(Draw& draw, Settings& settings) {
+  MoeConfig& moe = settings.model.moe;
+  if (moe.num_experts == 0) return;
+  if (moe.num_groups == 1 && draw.chance(5)) {
+    moe.zero_experts = 1 + draw.upto(3);
+    moe.balance_group_size = 1;
+  }
+  const bool shares =
+      moe.score == ScoreFunction::kSoftmax && moe.score_order == ScoreOrder::kBeforeTopK;
+  if (shares && draw.chance(4)) moe.top_p = draw.of({0.3, 0.7});
+  if (!moe.has_expert_bias() && moe.num_groups == 1 && draw.chance(6))
+    moe.routing = Routing::kSinkhorn;
+  const bool whole = moe.capacity_factor == 0 && moe.top_p == 1 && moe.zero_experts == 0 &&
+                     settings.parallel.clone_experts == 0;
+  if (!whole || moe.has_expert_bias() || moe.num_groups > 1 || !draw.chance(8)) return;
+  moe.routing = Routing::kExpertChoice;
+  moe.score_order = ScoreOrder::kBeforeTopK;
+  // Few equal tokens, and no padding.
+  settings.model.vocab_size += 4000;
+  settings.data.packing = Packing::kStream;
+}
+
 bool fits(const Settings& settings, int64_t num_ranks) {
   try {
     check_sharding(settings, Layout(settings.parallel.layout, num_ranks));
@@ -419,6 +442,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_clones(draw, result);
     draw_mamba(draw, result);
     draw_noise(draw, result.settings.model.moe);
+    draw_choice(draw, result.settings);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

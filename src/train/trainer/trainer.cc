@@ -245,7 +245,7 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
 
 void Trainer::give_batches(std::vector<Batch> batches) {
   check_given_batches(batches, std::ssize(batches_), model_->batch_shape());
-  const int64_t num_experts = settings_.model.moe.num_experts;
+  const int64_t num_experts = settings_.model.moe.router_outputs();
   for (const Batch& batch : batches) {
     for (const int32_t expert : batch.experts)
       require(expert >= -1 && expert < num_experts,
@@ -408,7 +408,8 @@ void Trainer::finish_step(const StepOutcome& outcome) {
   if (outcome.skipped()) {
     ++position_.skipped_steps;
   } else if (settings_.model.moe.has_expert_bias() && !settings_.model.lora.is_on()) {
-    update_expert_biases(state_->experts(), settings_.model.moe.bias_update_speed);
+    update_expert_biases(state_->experts(), settings_.model.moe.bias_update_speed,
+                         settings_.model.moe.zero_experts);
   }
   state_->roundings().add(tallies_, outcome.skipped());
   set_scales(state_->roundings(), model_->roundings());
