@@ -275,7 +275,7 @@ TEST_P(GpuOptions, EvaluateAndWriteAsTheHost) {
     const Evaluation found = evaluate(gpu_model, request);
     EXPECT_EQ(found.num_tokens, expected.num_tokens);
     EXPECT_NEAR(found.loss, expected.loss, tolerance * expected.loss);
-    expect_same_text(cpu_model, gpu_model, precision);
+    if (!settings.model.moe.experts_choose()) expect_same_text(cpu_model, gpu_model, precision);
   }
 }
 
