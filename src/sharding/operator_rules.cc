@@ -9,6 +9,7 @@
 #include "ops/quantize/quantize.h"
 #include "ops/round_values/round_values.h"
 #include "ops/router/router.h"
+#include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "sharding/rule_table.h"
 
 namespace tessera {
@@ -177,9 +178,12 @@ ShardStatesOf rope(const AxisCall& call) {
                 call.inputs.size() == 3 ? "x:tn z:tm p:t -> y:tn=x w:tm=z" : "x:tn p:t -> y:tn=x");
 }
 
-/// Whether each element has a gate, not each row.
+/// Whether each element or head has a gate, not each row.
 bool gates_elements(const AxisCall& call) {
-  return call.types[1].shape == call.types[0].shape;
+  const auto* forward = dynamic_cast<const SigmoidGate*>(&call.op);
+  const auto* backward = dynamic_cast<const SigmoidGateBackward*>(&call.op);
+  const bool of_heads = forward != nullptr ? forward->spec().of_heads : backward->spec().of_heads;
+  return of_heads || call.types[1].shape == call.types[0].shape;
 }
 
 ShardStatesOf sigmoid_gate(const AxisCall& call) {
@@ -264,6 +268,7 @@ const std::map<std::string_view, Rule>& rules() {
       // Scales go along tokens, as these do: each rank's are of its own.
       {"quantize_tokens", "x:r^c o:n^ -> y:cr^ s:r^c"},
       {"scale", "x:t^h a:t^h -> y:t^h=x+a"},
+      {"multiply", "a:t^h b:t^h -> y:t^h=a"},
       {"rmsnorm", rmsnorm},
       {"rmsnorm_backward", rmsnorm_backward},
       {"square_sums", square_sums},

@@ -32,10 +32,11 @@ ValueId convolve_projected(LayerBuilder& builder, const std::string& name, Value
     inputs.push_back(builder.f32_weight(weight + ".bias", builder.head_rows({width})));
   const std::string result = fmt::format("mamba_{}_conv", name);
   Program& program = builder.program();
-  if (!builder.cache) return program.add1(make_short_conv(mamba.conv_bias), inputs, result);
+  const ShortConvSpec spec{.biased = mamba.conv_bias};
+  if (!builder.cache) return program.add1(make_short_conv(spec), inputs, result);
   const OperatorPtr goes_on = builder.has_slots()
-                                  ? make_short_conv_batch(builder.cache->num_slots, mamba.conv_bias)
-                                  : make_short_conv_cached(mamba.conv_bias);
+                                  ? make_short_conv_batch(builder.cache->num_slots, spec)
+                                  : make_short_conv_cached(spec);
   return program.add(goes_on, inputs, {result}, {builder.port(state)})[0];
 }
 

@@ -33,6 +33,7 @@
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
+#include "ops/multiply/multiply.h"
 #include "ops/muon/muon.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
@@ -102,6 +103,7 @@ KernelTable make_cuda_kernels() {
   add_joined_linear_cuda(table);
   add_linear_cuda(table);
   add_max_logits_cuda(table);
+  add_multiply_cuda(table);
   add_muon_cuda(table);
   add_newton_schulz_cuda(table);
   add_norm_rope_cuda(table);

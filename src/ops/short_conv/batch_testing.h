@@ -13,7 +13,7 @@ struct ConvBatchCase {
   std::vector<double> expected;
 
   ConvBatchCase(const std::vector<int64_t>& lengths, int64_t channels, int64_t taps, DType dtype,
-                const Backend& cpu, bool biased = false) {
+                const Backend& cpu, const ShortConvSpec& spec = {}) {
     std::vector<int32_t> bounds = {0};
     for (const int64_t length : lengths)
       bounds.push_back(bounds.back() + static_cast<int32_t>(length));
@@ -23,7 +23,7 @@ struct ConvBatchCase {
     batch.lengths = lengths;
     batch.rows = {owned[0]};
     batch.fixed = {owned[1]};
-    if (biased) {
+    if (spec.biased) {
       owned.push_back(random_tensor(DType::kF32, {channels}, random));
       batch.last = {owned[2]};
     }
@@ -31,8 +31,8 @@ struct ConvBatchCase {
     const OwnedTensor ends = tensor_of_i32({std::ssize(bounds)}, bounds);
     const OwnedTensor y(dtype, {bounds.back(), channels}, "y");
     std::vector<Tensor> whole = {owned[0], owned[1], ends};
-    if (biased) whole.push_back(owned[2]);
-    run_kernel(ShortConv(biased), cpu, whole, std::vector<Tensor>{y});
+    if (spec.biased) whole.push_back(owned[2]);
+    run_kernel(ShortConv(spec), cpu, whole, std::vector<Tensor>{y});
     expected = to_doubles(y);
   }
 };

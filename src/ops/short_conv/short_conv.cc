@@ -28,8 +28,9 @@ void check_conv(const Operator& op, std::span<const ValueType> inputs, size_t pl
               bias.to_string());
 }
 
-std::string bias_attribute(bool biased) {
-  return biased ? "bias" : "";
+std::string spec_attributes(const ShortConvSpec& spec) {
+  const char* plain = spec.biased ? "bias, no silu" : "no silu";
+  return spec.silu ? (spec.biased ? "bias" : "") : plain;
 }
 
 double product_flops(std::span<const ValueType> inputs) {
@@ -40,19 +41,19 @@ double product_flops(std::span<const ValueType> inputs) {
 }  // namespace
 
 std::string ShortConv::attributes() const {
-  return bias_attribute(biased_);
+  return spec_attributes(spec_);
 }
 
 std::string ShortConvBackward::attributes() const {
-  return bias_attribute(biased_);
+  return spec_attributes(spec_);
 }
 
 std::string ShortConvCached::attributes() const {
-  return bias_attribute(biased_);
+  return spec_attributes(spec_);
 }
 
 std::vector<ValueType> ShortConv::infer(std::span<const ValueType> inputs) const {
-  check_conv(*this, inputs, 3, biased_);
+  check_conv(*this, inputs, 3, spec_.biased);
   return {inputs[kX]};
 }
 
@@ -68,21 +69,20 @@ void ShortConv::differentiate(GradientBuilder& builder) const {
   std::vector<ValueId> inputs = {builder.input(kX), builder.input(kWeight),
                                  builder.input(kCuSeqlens), *grad};
   std::vector<int> accumulated = {kWeight};
-  if (biased_) {
+  if (spec_.biased) {
     inputs.push_back(builder.input(kBias));
     accumulated.push_back(kBias);
   }
-  const auto grads =
-      builder.emit(std::make_shared<ShortConvBackward>(biased_), inputs, accumulated);
+  const auto grads = builder.emit(std::make_shared<ShortConvBackward>(spec_), inputs, accumulated);
   if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[ShortConvBackward::kGradX]);
 }
 
 std::vector<ValueType> ShortConvBackward::infer(std::span<const ValueType> inputs) const {
-  check_conv(*this, inputs, 4, biased_);
+  check_conv(*this, inputs, 4, spec_.biased);
   check_shape(*this, inputs[kGrad] == inputs[kX], "the gradient is {}, expected {}",
               inputs[kGrad].to_string(), inputs[kX].to_string());
   std::vector<ValueType> grads = {inputs[kX], inputs[kWeight]};
-  if (biased_) grads.push_back(inputs[kBias]);
+  if (spec_.biased) grads.push_back(inputs[kBias]);
   return grads;
 }
 
@@ -94,7 +94,7 @@ Cost ShortConvBackward::cost(std::span<const ValueType> inputs,
 }
 
 std::vector<ValueType> ShortConvCached::infer(std::span<const ValueType> inputs) const {
-  check_conv(*this, inputs, 3, biased_);
+  check_conv(*this, inputs, 3, spec_.biased);
   return {inputs[kX], {inputs[kX].dtype, {inputs[kWeight].shape[1], inputs[kX].shape[1]}}};
 }
 
@@ -105,12 +105,12 @@ Cost ShortConvCached::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
-OperatorPtr make_short_conv_cached(bool biased) {
-  return std::make_shared<ShortConvCached>(biased);
+OperatorPtr make_short_conv_cached(ShortConvSpec spec) {
+  return std::make_shared<ShortConvCached>(spec);
 }
 
-OperatorPtr make_short_conv(bool biased) {
-  return std::make_shared<ShortConv>(biased);
+OperatorPtr make_short_conv(ShortConvSpec spec) {
+  return std::make_shared<ShortConv>(spec);
 }
 
 }  // namespace tessera

@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(kThreads)
       window.rows[b] = to_floats(loaded[b]);
       Floats<kWidth> sums = window.sum(weights, b, token - walk.begin);
 #pragma unroll
-      for (int c = 0; c < kWidth; ++c) sums[c] = Silu::value(sums[c]);
+      for (int c = 0; c < kWidth; ++c)
+        if (call.silu) sums[c] = Silu::value(sums[c]);
       store_once(y + token * channels, sums);
     }
   }
@@ -161,12 +162,12 @@ struct ConvBackward {
   /// The gradient of the sum at the newest token goes to its taps.
   __device__ __forceinline__ void spread(const ConvWeights<kTaps, kWidth>& weights,
                                          const Pack<T, kWidth>& grad, int newest, int behind,
-                                         bool is_own) {
+                                         bool is_own, bool silu) {
     const Floats<kWidth> sums = window.sum(weights, newest, behind);
     Floats<kWidth> g = to_floats(grad);
 #pragma unroll
     for (int c = 0; c < kWidth; ++c) {
-      g[c] *= Silu::slope(sums[c]).derivative;
+      if (silu) g[c] *= Silu::slope(sums[c]).derivative;
       if (is_own) of_bias[c] += g[c];
     }
 #pragma unroll
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(kThreads)
       if (token < tokens) {
         walk.go_to(token);
         state.window.rows[b] = to_floats(rows[b]);
-        state.spread(weights, grads[b], b, token - walk.begin, token < last);
+        state.spread(weights, grads[b], b, token - walk.begin, token < last, p.call.silu);
       }
       const int done = token - (kTaps - 1);
       Floats<kWidth>& oldest = state.of_x[slot_of<kTaps>(b, 0)];
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(kThreads)
                                 : x[token * channels + channel];
       sum += call.weight[channel * call.taps + i] * static_cast<float>(value);
     }
-    store(y + t * channels + channel, Floats<1>{Silu::value(sum)});
+    store(y + t * channels + channel, Floats<1>{call.silu ? Silu::value(sum) : sum});
   }
 }
 

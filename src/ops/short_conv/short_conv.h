@@ -4,6 +4,11 @@
 
 namespace tessera {
 
+struct ShortConvSpec {
+  bool biased = false;
+  bool silu = true;  ///< false: the sums themselves, as a gated convolution's (LFM2)
+};
+
 /// A causal convolution of each channel over a few tokens, and SiLU behind it: the short
 /// convolution in front of a linear-attention mixer (Gated Delta Networks: Yang et al., 2024,
 /// section 3.4) or a state-space one (Transformers are SSMs: Dao and Gu, 2024, figure 6). y[t, c] =
@@ -17,16 +22,17 @@ class ShortConv final : public Operator {
   static constexpr int64_t kMaxTaps = 16;
   enum Input : int { kX, kWeight, kCuSeqlens, kBias };
   enum Output : int { kY };
-  explicit ShortConv(bool biased = false) : biased_(biased) {}
+  explicit ShortConv(ShortConvSpec spec = {}) : spec_(spec) {}
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
-  bool biased() const { return biased_; }
+  bool biased() const { return spec_.biased; }
+  bool silu() const { return spec_.silu; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 
  private:
-  bool biased_;
+  ShortConvSpec spec_;
 };
 
 /// (x, w, cu_seqlens, grad of y A [T,C], perhaps the bias) -> (grad of x A [T,C]; grad of w F32
@@ -37,16 +43,17 @@ class ShortConvBackward final : public Operator {
   static constexpr std::string_view kName = "short_conv_backward";
   enum Input : int { kX, kWeight, kCuSeqlens, kGrad, kBias };
   enum Output : int { kGradX, kGradWeight, kGradBias };
-  explicit ShortConvBackward(bool biased = false) : biased_(biased) {}
+  explicit ShortConvBackward(ShortConvSpec spec = {}) : spec_(spec) {}
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
-  bool biased() const { return biased_; }
+  bool biased() const { return spec_.biased; }
+  bool silu() const { return spec_.silu; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   bool accumulates(int output) const override { return output != kGradX; }
 
  private:
-  bool biased_;
+  ShortConvSpec spec_;
 };
 
 /// The same of T tokens that follow earlier ones, for generation, whose last K inputs the state A
@@ -58,21 +65,22 @@ class ShortConvCached final : public Operator {
   static constexpr std::string_view kName = "short_conv_cached";
   enum Input : int { kX, kWeight, kStart, kBias };
   enum Output : int { kY, kState };
-  explicit ShortConvCached(bool biased = false) : biased_(biased) {}
+  explicit ShortConvCached(ShortConvSpec spec = {}) : spec_(spec) {}
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
-  bool biased() const { return biased_; }
+  bool biased() const { return spec_.biased; }
+  bool silu() const { return spec_.silu; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   bool accumulates(int output) const override { return output == kState; }
   bool recomputable() const override { return false; }
 
  private:
-  bool biased_;
+  ShortConvSpec spec_;
 };
 
-OperatorPtr make_short_conv(bool biased = false);
-OperatorPtr make_short_conv_cached(bool biased = false);
+OperatorPtr make_short_conv(ShortConvSpec spec = {});
+OperatorPtr make_short_conv_cached(ShortConvSpec spec = {});
 void add_short_conv_cpu(KernelTable& table);
 void add_short_conv_cuda(KernelTable& table);
 

@@ -7,11 +7,12 @@
 namespace tessera {
 
 std::string ShortConvBatch::attributes() const {
-  return fmt::format("slots={}{}", num_slots_, biased_ ? " bias" : "");
+  return fmt::format("slots={}{}{}", num_slots_, spec_.biased ? " bias" : "",
+                     spec_.silu ? "" : ", no silu");
 }
 
 std::vector<ValueType> ShortConvBatch::infer(std::span<const ValueType> inputs) const {
-  const size_t count = biased_ ? 6 : 5;
+  const size_t count = spec_.biased ? 6 : 5;
   check_shape(*this, inputs.size() == count, "takes {} inputs, got {}", count, inputs.size());
   const ValueType& x = inputs[kX];
   check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim < 0,
@@ -27,7 +28,7 @@ std::vector<ValueType> ShortConvBatch::infer(std::span<const ValueType> inputs) 
   check_shape(*this, bounds.dtype == DType::kI32 && bounds.shape.rank() == 1 && bounds.shape[0] > 0,
               "the bounds are {}, expected i32 [S + 1]", bounds.to_string());
   check_batch_rows(*this, inputs.subspan(kCuSeqlens, 3));
-  if (biased_) {
+  if (spec_.biased) {
     const ValueType bias{DType::kF32, {x.shape[1]}};
     check_shape(*this, inputs[kBias] == bias, "the bias is {}, expected {}",
                 inputs[kBias].to_string(), bias.to_string());
@@ -43,8 +44,8 @@ Cost ShortConvBatch::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
-OperatorPtr make_short_conv_batch(int64_t num_slots, bool biased) {
-  return std::make_shared<ShortConvBatch>(num_slots, biased);
+OperatorPtr make_short_conv_batch(int64_t num_slots, const ShortConvSpec& spec) {
+  return std::make_shared<ShortConvBatch>(num_slots, spec);
 }
 
 }  // namespace tessera

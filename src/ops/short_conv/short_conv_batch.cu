@@ -40,7 +40,7 @@ struct BatchChannel {
     float sum = bias;
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) sum += weights[i] * inputs[i];
-    return Silu::value(sum);
+    return p.silu ? Silu::value(sum) : sum;
   }
   __device__ __forceinline__ void end(int slot) const {
 #pragma unroll

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/operator.h"
+#include "ops/short_conv/short_conv.h"
 
 namespace tessera {
 
@@ -16,8 +17,8 @@ class ShortConvBatch final : public Operator {
   static constexpr std::string_view kName = "short_conv_batch";
   enum Input : int { kX, kWeight, kCuSeqlens, kLengths, kSlots, kBias };
   enum Output : int { kY, kState };
-  explicit ShortConvBatch(int64_t num_slots, bool biased = false)
-      : num_slots_(num_slots), biased_(biased) {}
+  explicit ShortConvBatch(int64_t num_slots, const ShortConvSpec& spec = {})
+      : num_slots_(num_slots), spec_(spec) {}
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
@@ -25,14 +26,15 @@ class ShortConvBatch final : public Operator {
   bool accumulates(int output) const override { return output == kState; }
   bool recomputable() const override { return false; }
   int64_t num_slots() const { return num_slots_; }
-  bool biased() const { return biased_; }
+  bool biased() const { return spec_.biased; }
+  bool silu() const { return spec_.silu; }
 
  private:
   int64_t num_slots_;
-  bool biased_;
+  ShortConvSpec spec_;
 };
 
-OperatorPtr make_short_conv_batch(int64_t num_slots, bool biased = false);
+OperatorPtr make_short_conv_batch(int64_t num_slots, const ShortConvSpec& spec = {});
 void add_short_conv_batch_cpu(KernelTable& table);
 void add_short_conv_batch_cuda(KernelTable& table);
 

@@ -21,22 +21,23 @@ struct BatchBlock {
   int64_t stride;
   int64_t count;
   int64_t taps;
+  bool silu;
   float weights[ShortConv::kMaxTaps][kBlockChannels];  // turned: neighbours are channels
   float bias[kBlockChannels] = {};
 
-  /// `biases`: of all channels, or null.
-  BatchBlock(const Args<ShortConvBatch>& args, const float* biases, int64_t first)
+  BatchBlock(const ShortConvBatch& op, const Args<ShortConvBatch>& args, int64_t first)
       : x(args.in(ShortConvBatch::kX).as<T>() + first),
         y(args.out(ShortConvBatch::kY).as<T>() + first),
         states(args.out(ShortConvBatch::kState).as<T>() + first),
         stride(args.in(ShortConvBatch::kX).shape[1]),
         count(std::min(kBlockChannels, stride - first)),
-        taps(args.in(ShortConvBatch::kWeight).shape[1]) {
+        taps(args.in(ShortConvBatch::kWeight).shape[1]),
+        silu(op.silu()) {
     const float* w = args.in(ShortConvBatch::kWeight).as<float>() + first * taps;
     for (int64_t i = 0; i < taps; ++i) {
       for (int64_t c = 0; c < count; ++c) weights[i][c] = w[c * taps + i];
     }
-    if (biases != nullptr) std::copy_n(biases + first, count, bias);
+    if (op.biased()) std::copy_n(args.in(ShortConvBatch::kBias).as<float>() + first, count, bias);
   }
 
   /// Input `back` tokens before the sequence's first row, 1 being the last; null: none was.
@@ -56,7 +57,7 @@ struct BatchBlock {
           if (from != nullptr)
             sum += simd::load(weights[i] + c, lanes) * simd::load(from + c, lanes);
         }
-        simd::store(y + t * stride + c, sum * simd::sigmoid(sum), lanes);
+        simd::store(y + t * stride + c, silu ? sum * simd::sigmoid(sum) : sum, lanes);
       });
     }
   }
@@ -84,13 +85,12 @@ void short_conv_batch(const ShortConvBatch& op, const Args<ShortConvBatch>& args
                        .lengths = args.in(Op::kLengths).span<int32_t>(),
                        .slots = args.in(Op::kSlots).span<int32_t>()},
                       x.shape[0], op.num_slots());
-  const float* biases = op.biased() ? args.in(Op::kBias).as<float>() : nullptr;
   const int64_t blocks = (x.shape[1] + kBlockChannels - 1) / kBlockChannels;
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
 #pragma omp parallel for schedule(static)
     for (int64_t b = 0; b < blocks; ++b) {
-      const BatchBlock<T> block(args, biases, b * kBlockChannels);
+      const BatchBlock<T> block(op, args, b * kBlockChannels);
       for (const BatchRows& rows : batch) {
         block.convolve(rows);
         block.move_on(rows);

@@ -22,6 +22,7 @@ void short_conv_batch(const ShortConvBatch& op, const Args<ShortConvBatch>& args
                                  .slots = args.in(Op::kSlots).as<int32_t>(),
                                  .num_sequences = static_cast<int>(lengths.shape[0]),
                                  .num_slots = static_cast<int>(op.num_slots()),
+                                 .silu = op.silu(),
                                  .y = args.out(Op::kY).data,
                                  .states = args.out(Op::kState).data},
                                 cuda::stream_of(args));

@@ -9,9 +9,9 @@ class ShortConvBatchCuda : public testing::GpuTest {
   void check(const std::vector<int64_t>& lengths, int64_t channels, int64_t taps,
              DType dtype) const {
     SCOPED_TRACE(fmt::format("{} channels, {} taps, {}", channels, taps, dtype_name(dtype)));
-    const bool biased = channels % 2 == 0;
-    const testing::ConvBatchCase c(lengths, channels, taps, dtype, cpu(), biased);
-    const ShortConvBatch op(c.batch.num_slots(), biased);
+    const ShortConvSpec spec{.biased = channels % 2 == 0, .silu = taps != 3};
+    const testing::ConvBatchCase c(lengths, channels, taps, dtype, cpu(), spec);
+    const ShortConvBatch op(c.batch.num_slots(), spec);
     const std::vector<double> out = testing::run_in_passes(op, gpu(), c.batch, 1);
     ASSERT_EQ(out.size(), c.expected.size());
     for (size_t i = 0; i < out.size(); ++i) {

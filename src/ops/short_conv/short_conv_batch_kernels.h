@@ -23,6 +23,7 @@ struct ConvBatch {
   const int32_t* slots;    ///< [S]
   int num_sequences;
   int num_slots;
+  bool silu;
   void* y;
   void* states;
 };

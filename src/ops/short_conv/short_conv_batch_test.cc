@@ -19,9 +19,9 @@ TEST(ShortConvBatch, IsTheConvolutionHoweverSequencesAreCutBitByBit) {
   for (const auto& [channels, taps] :
        {std::pair<int64_t, int64_t>{1, 1}, {7, 4}, {130, 4}, {20, 16}}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      const bool biased = channels % 2 == 0;
-      const ConvBatchCase c({5, 40, 0, 1, 9}, channels, taps, dtype, backend(), biased);
-      const ShortConvBatch op(c.batch.num_slots(), biased);
+      const ShortConvSpec spec{.biased = channels % 2 == 0, .silu = taps != 16};
+      const ConvBatchCase c({5, 40, 0, 1, 9}, channels, taps, dtype, backend(), spec);
+      const ShortConvBatch op(c.batch.num_slots(), spec);
       const std::vector<double> out = run_in_passes(op, backend(), c.batch, 1);
       ASSERT_EQ(out.size(), c.expected.size());
       for (size_t i = 0; i < out.size(); ++i) {
@@ -49,7 +49,7 @@ TEST(ShortConvBatch, RefusesTypesThatDoNotFit) {
   EXPECT_THROW(op.infer(std::vector<ValueType>{x, long_taps, bounds, each, each}), UserError);
   EXPECT_THROW(op.infer(std::vector<ValueType>{x, weight, bounds, each, one}), UserError);
   EXPECT_THROW(op.infer(std::vector<ValueType>{x, weight, bounds, each}), UserError);
-  const ShortConvBatch biased(2, true);
+  const ShortConvBatch biased(2, {.biased = true});
   const ValueType bias{DType::kF32, {3}};
   EXPECT_NO_THROW(biased.infer(std::vector<ValueType>{x, weight, bounds, each, each, bias}));
   EXPECT_THROW(biased.infer(std::vector<ValueType>{x, weight, bounds, each, each}), UserError);

@@ -56,6 +56,10 @@ const float* bias_of(const Op& op, const Args<Op>& args) {
   return op.biased() ? args.in(Op::kBias).template as<float>() : nullptr;
 }
 
+simd::Vec activate(simd::Vec sum, bool silu) {
+  return silu ? sum * simd::sigmoid(sum) : sum;
+}
+
 int64_t num_blocks(const Tensor& x) {
   return (x.shape[1] + kChannels - 1) / kChannels;
 }
@@ -73,7 +77,7 @@ void convolve(const ShortConv& op, const Args<ShortConv>& args, std::span<const 
         T* y = out + t * block.stride + b * kChannels;
         simd::for_each_vector(block.count, [&](int64_t c, auto lanes) {
           const simd::Vec sum = block.sum_at(t, bounds[s], c, lanes);
-          simd::store(y + c, sum * simd::sigmoid(sum), lanes);
+          simd::store(y + c, activate(sum, op.silu()), lanes);
         });
       }
     }
@@ -86,6 +90,7 @@ struct BlockGrads {
   float weights[kMaxTaps][kChannels] = {};
   float bias[kChannels] = {};
   bool has_bias = false;
+  bool silu = true;
 };
 
 /// Of token t in [begin, end), of which those behind it were seen.
@@ -95,10 +100,12 @@ void convolve_backward_at(const ChannelBlock<T>& block, int64_t t, int64_t begin
   const int64_t taps = block.taps;
   float* own = grads.sums[t % taps];
   simd::for_each_vector(block.count, [&](int64_t c, auto lanes) {
-    const simd::Vec sum = block.sum_at(t, begin, c, lanes);
-    const simd::Vec gate = simd::sigmoid(sum);
-    const simd::Vec g =
-        simd::load(grad + t * block.stride + c, lanes) * (gate * (1.0F + sum * (1.0F - gate)));
+    simd::Vec g = simd::load(grad + t * block.stride + c, lanes);
+    if (grads.silu) {
+      const simd::Vec sum = block.sum_at(t, begin, c, lanes);
+      const simd::Vec gate = simd::sigmoid(sum);
+      g = g * (gate * (1.0F + sum * (1.0F - gate)));
+    }
     simd::store(own + c, g, lanes);
     if (grads.has_bias) simd::store(grads.bias + c, simd::load(grads.bias + c, lanes) + g, lanes);
     for (int64_t i = block.first_tap(t, begin); i < taps; ++i) {
@@ -133,6 +140,7 @@ void convolve_backward(const ShortConvBackward& op, const Args<ShortConvBackward
     const ChannelBlock<T> block(x, args.in(Op::kWeight), bias_of(op, args), first);
     BlockGrads grads;
     grads.has_bias = grad_bias != nullptr;
+    grads.silu = op.silu();
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
       for (int64_t t = bounds[s + 1] - 1; t >= bounds[s]; --t)
         convolve_backward_at(block, t, bounds[s], bounds[s + 1], grad + first, grad_x + first,
@@ -182,7 +190,7 @@ void convolve_cached(const ShortConvCached& op, const Args<ShortConvCached>& arg
           const T* earlier = state + (block.taps + block.token_of(t, i)) * block.stride + first;
           sum += simd::load(block.weights[i] + c, lanes) * simd::load(earlier + c, lanes);
         }
-        simd::store(y + c, sum * simd::sigmoid(sum), lanes);
+        simd::store(y + c, activate(sum, op.silu()), lanes);
       });
     }
   }

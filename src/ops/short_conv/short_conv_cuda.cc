@@ -15,7 +15,8 @@ cuda::ConvRows describe(const Op& op, const Args<Op>& args) {
           .taps = static_cast<int>(weight.shape[1]),
           .x = x.data,
           .weight = weight.template as<float>(),
-          .bias = op.biased() ? args.in(Op::kBias).template as<float>() : nullptr};
+          .bias = op.biased() ? args.in(Op::kBias).template as<float>() : nullptr,
+          .silu = op.silu()};
 }
 
 template <typename Op>

@@ -10,19 +10,19 @@ namespace {
 class ShortConvCuda : public testing::GpuTest {
  protected:
   void check(int64_t channels, int64_t taps, const std::vector<int32_t>& bounds,
-             testing::GpuCheck how = {}, bool biased = false) const {
+             testing::GpuCheck how = {}, ShortConvSpec spec = {}) const {
     SCOPED_TRACE(fmt::format("{} channels, {} taps, {} tokens", channels, taps, bounds.back()));
     const OwnedTensor ends = testing::tensor_of_i32({std::ssize(bounds)}, bounds);
     how.values = {{"cu_seqlens", ends}};
     how.tolerance_f32 = 1e-4;  // gradients are sums that may nearly vanish
     testing::check_operator_on_gpu(
-        make_short_conv(biased),
+        make_short_conv(spec),
         [&](DType dtype) -> testing::OperatorInputs {
           testing::OperatorInputs inputs = {{"x", "w", "cu_seqlens"},
                                             {{dtype, {bounds.back(), channels}},
                                              {DType::kF32, {channels, taps}},
                                              {DType::kI32, ends.get().shape}}};
-          if (biased) {
+          if (spec.biased) {
             inputs.names.emplace_back("w_bias");
             inputs.types.push_back({DType::kF32, {channels}});
           }
@@ -44,10 +44,17 @@ TEST_F(ShortConvCuda, Shapes) {
 }
 
 TEST_F(ShortConvCuda, Biases) {
-  check(5, 4, {0, 0}, {}, true);
-  check(17, 4, {0, 3, 3, 4, 20}, {}, true);
-  check(264, 4, {0, 15, 16, 17, 33, 100}, {}, true);
-  check(70, 16, {0, 5, 40}, {}, true);
+  check(5, 4, {0, 0}, {}, {.biased = true});
+  check(17, 4, {0, 3, 3, 4, 20}, {}, {.biased = true});
+  check(264, 4, {0, 15, 16, 17, 33, 100}, {}, {.biased = true});
+  check(70, 16, {0, 5, 40}, {}, {.biased = true});
+}
+
+TEST_F(ShortConvCuda, WithoutActivation) {
+  check(5, 4, {0, 0}, {}, {.silu = false});
+  check(17, 3, {0, 3, 3, 4, 20}, {}, {.silu = false});
+  check(264, 3, {0, 15, 16, 17, 33, 100}, {}, {.biased = true, .silu = false});
+  check(70, 16, {0, 5, 40}, {}, {.silu = false});
 }
 
 TEST_F(ShortConvCuda, ManyTaps) {
@@ -62,6 +69,7 @@ TEST_F(ShortConvCuda, ManyTokens) {
 TEST_F(ShortConvCuda, TinyShape) {
   check(24, 4, {0, 3, 21}, {.once = true});
   check(3, 6, {0, 5, 9}, {.once = true});
+  check(24, 3, {0, 3, 21}, {.once = true}, {.silu = false});
 }
 
 TEST_F(ShortConvCuda, GoesOnFromAState) {
@@ -73,12 +81,12 @@ TEST_F(ShortConvCuda, GoesOnFromAState) {
       const OwnedTensor x = testing::random_tensor(dtype, {kTokens, kChannels}, random);
       const OwnedTensor weight = testing::random_tensor(DType::kF32, {kChannels, taps}, random);
       const OwnedTensor bias = testing::random_tensor(DType::kF32, {kChannels}, random);
-      const bool biased = taps == 4;
+      const ShortConvSpec spec{.biased = taps == 4, .silu = taps != 2};
       const OwnedTensor ends = testing::tensor_of_i32({2}, {0, kTokens});
       const OwnedTensor whole(dtype, {kTokens, kChannels}, "y");
       std::vector<Tensor> of_all = {x, weight, ends};
-      if (biased) of_all.push_back(bias);
-      testing::run_kernel(ShortConv(biased), cpu(), of_all, std::vector<Tensor>{whole});
+      if (spec.biased) of_all.push_back(bias);
+      testing::run_kernel(ShortConv(spec), cpu(), of_all, std::vector<Tensor>{whole});
       const OwnedTensor bias_on_gpu = testing::copy_to(gpu(), bias);
       const OwnedTensor on_gpu = testing::copy_to(gpu(), x);
       const OwnedTensor weight_on_gpu = testing::copy_to(gpu(), weight);
@@ -96,8 +104,8 @@ TEST_F(ShortConvCuda, GoesOnFromAState) {
             testing::copy_to(gpu(), testing::tensor_of_i32({1}, {static_cast<int32_t>(steps[i])}));
         const OwnedTensor y(dtype, {count, kChannels}, "y", gpu().device());
         std::vector<Tensor> in = {rows, weight_on_gpu, start};
-        if (biased) in.push_back(bias_on_gpu);
-        testing::run_kernel(ShortConvCached(biased), gpu(), in, std::vector<Tensor>{y, state});
+        if (spec.biased) in.push_back(bias_on_gpu);
+        testing::run_kernel(ShortConvCached(spec), gpu(), in, std::vector<Tensor>{y, state});
         const auto actual = testing::to_doubles(testing::copy_to_host(gpu(), y));
         const auto expected = testing::to_doubles(whole);
         for (size_t j = 0; j < actual.size(); ++j) {

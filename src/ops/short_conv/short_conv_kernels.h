@@ -14,6 +14,7 @@ struct ConvRows {
   const void* x;
   const float* weight;
   const float* bias;  ///< or null
+  bool silu = true;
 };
 /// Sequence s is the rows bounds[s] to bounds[s + 1].
 struct ConvSequences {

@@ -20,6 +20,9 @@ struct ConvCase {
   int64_t taps = 4;
   std::vector<int32_t> bounds;
   bool biased = false;
+  bool silu = true;
+
+  ShortConvSpec spec() const { return {.biased = biased, .silu = silu}; }
 };
 
 KernelTable kernels() {
@@ -54,7 +57,7 @@ std::vector<double> convolve_plainly(const ConvCase& c, const std::vector<TestIn
           const int64_t from = t - c.taps + 1 + i;
           if (from >= c.bounds[s]) sum += w[ch * c.taps + i] * x[from * c.channels + ch];
         }
-        y[t * c.channels + ch] = sum / (1 + std::exp(-sum));
+        y[t * c.channels + ch] = c.silu ? sum / (1 + std::exp(-sum)) : sum;
       }
     }
   }
@@ -67,7 +70,7 @@ TEST_P(ShortConvCases, EqualsThePlainSum) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const auto inputs = make_inputs(GetParam(), dtype);
     const auto expected = convolve_plainly(GetParam(), inputs);
-    const auto out = testing::run_operator(ShortConv(GetParam().biased), kernels(), inputs);
+    const auto out = testing::run_operator(ShortConv(GetParam().spec()), kernels(), inputs);
     const auto actual = testing::to_doubles(out[0]);
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t i = 0; i < actual.size(); ++i) {
@@ -78,7 +81,7 @@ TEST_P(ShortConvCases, EqualsThePlainSum) {
 }
 
 TEST_P(ShortConvCases, GradientsMatchFiniteDifferences) {
-  testing::check_gradients(make_short_conv(GetParam().biased), kernels(),
+  testing::check_gradients(make_short_conv(GetParam().spec()), kernels(),
                            make_inputs(GetParam(), DType::kF32));
 }
 
@@ -88,21 +91,22 @@ INSTANTIATE_TEST_SUITE_P(All, ShortConvCases,
                                            ConvCase{130, 2, {0, 7, 9}}, ConvCase{64, 1, {0, 6}},
                                            ConvCase{70, 16, {0, 5, 40}},
                                            ConvCase{5, 4, {0, 0}, true},
-                                           ConvCase{70, 4, {0, 3, 3, 4, 20}, true}));
+                                           ConvCase{70, 4, {0, 3, 3, 4, 20}, true},
+                                           ConvCase{70, 3, {0, 3, 3, 4, 20}, true, false},
+                                           ConvCase{5, 1, {0, 1, 9}, false, false}));
 
 /// Runs rows [begin, end) of x behind those before them.
-OwnedTensor go_on(const std::vector<TestInput>& inputs, int64_t begin, int64_t end,
-                  const Tensor& state) {
+OwnedTensor go_on(const std::vector<TestInput>& inputs, ShortConvSpec spec, int64_t begin,
+                  int64_t end, const Tensor& state) {
   const Tensor& x = inputs[0].tensor;
   const OwnedTensor y(x.dtype, {end - begin, x.shape[1]}, "y");
   const OwnedTensor start = testing::tensor_of_i32({1}, {static_cast<int32_t>(begin)});
   const Tensor rows{x.as<float>() + begin * x.shape[1], x.dtype, {end - begin, x.shape[1]}};
-  const bool biased = inputs.size() > ShortConv::kBias;
   std::vector<Tensor> in = {rows, inputs[1].tensor, start};
-  if (biased) in.push_back(inputs[ShortConv::kBias].tensor);
+  if (spec.biased) in.push_back(inputs[ShortConv::kBias].tensor);
   const std::vector<Tensor> out = {y, state};
   const KernelTable table = kernels();
-  table.at("short_conv_cached")(ShortConvCached(biased),
+  table.at("short_conv_cached")(ShortConvCached(spec),
                                 {.inputs = in, .outputs = out, .workspace = {}});
   return testing::tensor_of(y.get().shape,
                             {y.get().as<float>(), y.get().as<float>() + y.get().num_elements()});
@@ -110,14 +114,14 @@ OwnedTensor go_on(const std::vector<TestInput>& inputs, int64_t begin, int64_t e
 
 TEST(ShortConv, GoesOnFromAState) {
   for (const int64_t taps : {1, 2, 4, 7}) {
-    const ConvCase c{70, taps, {0, 12}, taps == 4};
+    const ConvCase c{70, taps, {0, 12}, taps == 4, taps != 2};
     const auto inputs = make_inputs(c, DType::kF32);
-    const auto whole = testing::run_operator(ShortConv(c.biased), kernels(), inputs);
+    const auto whole = testing::run_operator(ShortConv(c.spec()), kernels(), inputs);
     const OwnedTensor state = testing::tensor_of(
         {taps, 70}, std::vector<float>(taps * 70, std::numeric_limits<float>::quiet_NaN()));
     const std::vector<int64_t> steps = {0, 1, 2, 7, 8, 12};
     for (size_t i = 0; i + 1 < steps.size(); ++i) {
-      const OwnedTensor part = go_on(inputs, steps[i], steps[i + 1], state);
+      const OwnedTensor part = go_on(inputs, c.spec(), steps[i], steps[i + 1], state);
       for (int64_t j = 0; j < part.get().num_elements(); ++j) {
         EXPECT_NEAR(part.get().as<float>()[j], whole[0].get().as<float>()[steps[i] * 70 + j], 1e-6);
       }

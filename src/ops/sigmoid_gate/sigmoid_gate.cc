@@ -5,15 +5,29 @@ namespace {
 
 void check_gate(const Operator& op, const ValueType& y, const ValueType& logit) {
   check_shape(op, y.shape.rank() == 2 && logit.shape.rank() == 2,
-              "takes y [T,H] and logit [T,1], got {} and {}", y.to_string(), logit.to_string());
-  const bool fits = logit.shape[1] == 1 || logit.shape[1] == y.shape[1];
+              "takes y [T,H] and logit [T,G], got {} and {}", y.to_string(), logit.to_string());
+  const bool fits = logit.shape[1] > 0 && y.shape[1] % logit.shape[1] == 0;
   check_shape(op, logit.shape[0] == y.shape[0] && fits && logit.dtype == y.dtype,
-              "logit is {}, expected one per row or element of y {}", logit.to_string(),
+              "logit is {}, expected one per row, head or element of y {}", logit.to_string(),
               y.to_string());
   check_shape(op, is_storage(y.dtype), "y is {}, expected f32 or bf16", dtype_name(y.dtype));
 }
 
+std::string attributes_of(const GateSpec& spec) {
+  const char* const function = spec.function == GateFunction::kSoftplus ? "softplus" : "";
+  if (!spec.of_heads) return function;
+  return *function == '\0' ? "heads" : "softplus, heads";
+}
+
 }  // namespace
+
+std::string SigmoidGate::attributes() const {
+  return attributes_of(spec_);
+}
+
+std::string SigmoidGateBackward::attributes() const {
+  return attributes_of(spec_);
+}
 
 std::vector<ValueType> SigmoidGate::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes two inputs, got {}", inputs.size());
@@ -24,7 +38,7 @@ std::vector<ValueType> SigmoidGate::infer(std::span<const ValueType> inputs) con
 void SigmoidGate::differentiate(GradientBuilder& builder) const {
   const auto grad = builder.grad_output(kY);
   if (!grad) return;
-  const auto grads = builder.emit(std::make_shared<SigmoidGateBackward>(),
+  const auto grads = builder.emit(std::make_shared<SigmoidGateBackward>(spec_),
                                   {builder.input(kX), builder.input(kLogit), *grad});
   for (int idx = 0; idx < 2; ++idx) {
     if (builder.needs_grad(idx)) builder.set_grad_input(idx, grads[idx]);
@@ -39,8 +53,8 @@ std::vector<ValueType> SigmoidGateBackward::infer(std::span<const ValueType> inp
   return {inputs[kX], inputs[kLogit]};
 }
 
-OperatorPtr make_sigmoid_gate() {
-  return std::make_shared<SigmoidGate>();
+OperatorPtr make_sigmoid_gate(GateSpec spec) {
+  return std::make_shared<SigmoidGate>(spec);
 }
 
 }  // namespace tessera

@@ -7,7 +7,33 @@
 namespace tessera::cuda {
 namespace {
 
-template <typename T, int kWidth>
+struct SigmoidFunction {
+  static __device__ __forceinline__ float value(float logit) { return sigmoid(logit); }
+  /// `sum` is of gradients times values.
+  static __device__ __forceinline__ float grad(float /*logit*/, float gate, float sum) {
+    return sum * gate * (1.0F - gate);
+  }
+  /// The same of a gradient times the gate.
+  static __device__ __forceinline__ float element_grad(float /*logit*/, float gate, float gated,
+                                                       float /*grad*/, float value) {
+    return gated * value * (1.0F - gate);
+  }
+};
+
+struct SoftplusFunction {
+  static __device__ __forceinline__ float value(float logit) {
+    return fmaxf(logit, 0.0F) + log1pf(expf(-fabsf(logit)));
+  }
+  static __device__ __forceinline__ float grad(float logit, float /*gate*/, float sum) {
+    return sum * sigmoid(logit);
+  }
+  static __device__ __forceinline__ float element_grad(float logit, float /*gate*/, float /*gated*/,
+                                                       float grad, float value) {
+    return grad * value * sigmoid(logit);
+  }
+};
+
+template <typename Function, typename T, int kWidth>
 struct SigmoidGateMap {
   static constexpr int kUnroll = 1;
   static constexpr int kBlocks = 8;
@@ -25,7 +51,7 @@ struct SigmoidGateMap {
     return {load_pack<kWidth>(y + row * width + vector * kWidth), logit[row]};
   }
   __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
-    const float gate = sigmoid(static_cast<float>(loaded.logit));
+    const float gate = Function::value(static_cast<float>(loaded.logit));
     Floats<kWidth> values = to_floats(loaded.y);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) values[i] *= gate;
@@ -33,7 +59,7 @@ struct SigmoidGateMap {
   }
 };
 
-template <typename T, int kWidth>
+template <typename Function, typename T, int kWidth>
 struct ElementGateMap {
   static constexpr int kUnroll = 2;
   static constexpr int kBlocks = 6;
@@ -55,12 +81,12 @@ struct ElementGateMap {
     Floats<kWidth> values = to_floats(loaded.y);
     const Floats<kWidth> logits = to_floats(loaded.logit);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] *= sigmoid(logits[i]);
+    for (int i = 0; i < kWidth; ++i) values[i] *= Function::value(logits[i]);
     store_once(out + row * width + vector * kWidth, values);
   }
 };
 
-template <typename T, int kWidth>
+template <typename Function, typename T, int kWidth>
 struct ElementGateGradMap {
   static constexpr int kUnroll = 2;
   static constexpr int kBlocks = 5;
@@ -89,9 +115,10 @@ struct ElementGateGradMap {
     Floats<kWidth> grads = to_floats(loaded.grad);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const float gate = sigmoid(logits[i]);
+      const float gate = Function::value(logits[i]);
+      const float grad = grads[i];
       grads[i] *= gate;
-      logits[i] = grads[i] * values[i] * (1.0F - gate);
+      logits[i] = Function::element_grad(logits[i], gate, grads[i], grad, values[i]);
     }
     store_once(grad_y + at, grads);
     store_once(grad_logit + at, logits);
@@ -102,7 +129,7 @@ constexpr int kWarps = 8;
 constexpr int kBatch = 4;
 
 // A warp for each row, which loads up to kBatch vectors of both operands at once.
-template <typename T, int kWidth>
+template <typename Function, typename T, int kWidth>
 __global__ void __launch_bounds__(32 * kWarps)
     gate_rows_backward(RowCount rows, int width, const T* y, const T* logit, const T* grad,
                        T* grad_y, T* grad_logit) {
@@ -110,7 +137,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= rows.in_use()) return;
   const int64_t at = row * width;
-  const float gate = sigmoid(static_cast<float>(logit[row]));
+  const float own_logit = static_cast<float>(logit[row]);
+  const float gate = Function::value(own_logit);
   constexpr int kStep = 32 * kWidth;
   float dot = 0;
   for (int first = static_cast<int>(threadIdx.x) % 32 * kWidth; first < width;
@@ -138,58 +166,85 @@ __global__ void __launch_bounds__(32 * kWarps)
       store(grad_y + at + column, g);
     }
   }
-  dot = sum_lanes(dot) * gate * (1.0F - gate);
-  if (threadIdx.x % 32 == 0) store(grad_logit + row, Floats<1>{dot});
+  dot = sum_lanes(dot);
+  if (threadIdx.x % 32 == 0)
+    store(grad_logit + row, Floats<1>{Function::grad(own_logit, gate, dot)});
 }
 
+/// Calls run.operator()<Function>().
+template <typename Run>
+void with_function(GateFunction function, Run run) {
+  if (function == GateFunction::kSoftplus) return run.template operator()<SoftplusFunction>();
+  run.template operator()<SigmoidFunction>();
+}
+
+template <typename Function>
 void launch_element_gates(const SigmoidGateRows& call, void* out, cudaStream_t stream) {
   const bool vectors =
       are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, call.logit, out);
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-    launch_map(ElementGateMap<T, kWidth>{call.width, static_cast<const T*>(call.y),
-                                         static_cast<const T*>(call.logit), static_cast<T*>(out)},
+    launch_map(ElementGateMap<Function, T, kWidth>{call.width, static_cast<const T*>(call.y),
+                                                   static_cast<const T*>(call.logit),
+                                                   static_cast<T*>(out)},
                call.rows, call.width / kWidth, stream);
   });
 }
 
+template <typename Function>
 void launch_element_gates_backward(const SigmoidGateRows& call, const SigmoidGateGrads& grads,
                                    cudaStream_t stream) {
   const bool vectors = are_whole_vectors(call.dtype, call.width) &&
                        are_aligned(call.y, call.logit, grads.grad, grads.grad_y, grads.grad_logit);
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-    launch_map(ElementGateGradMap<T, kWidth>{call.width, static_cast<const T*>(call.y),
-                                             static_cast<const T*>(call.logit),
-                                             static_cast<const T*>(grads.grad),
-                                             static_cast<T*>(grads.grad_y),
-                                             static_cast<T*>(grads.grad_logit)},
+    launch_map(ElementGateGradMap<Function, T, kWidth>{call.width, static_cast<const T*>(call.y),
+                                                       static_cast<const T*>(call.logit),
+                                                       static_cast<const T*>(grads.grad),
+                                                       static_cast<T*>(grads.grad_y),
+                                                       static_cast<T*>(grads.grad_logit)},
                call.rows, call.width / kWidth, stream);
+  });
+}
+
+template <typename Function>
+void launch_row_gates(const SigmoidGateRows& call, void* out, cudaStream_t stream) {
+  const bool vectors = are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, out);
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    launch_map(SigmoidGateMap<Function, T, kWidth>{call.width, static_cast<const T*>(call.y),
+                                                   static_cast<const T*>(call.logit),
+                                                   static_cast<T*>(out)},
+               call.rows, call.width / kWidth, stream);
+  });
+}
+
+template <typename Function>
+void launch_row_gates_backward(const SigmoidGateRows& call, const SigmoidGateGrads& grads,
+                               cudaStream_t stream) {
+  if (call.rows.bound == 0) return;
+  const bool vectors =
+      are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, grads.grad, grads.grad_y);
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    const auto blocks = static_cast<unsigned>(divide_up(call.rows.bound, kWarps));
+    launch_early(gate_rows_backward<Function, T, kWidth>, {blocks, 32 * kWarps}, stream, call.rows,
+                 static_cast<int>(call.width), static_cast<const T*>(call.y),
+                 static_cast<const T*>(call.logit), static_cast<const T*>(grads.grad),
+                 static_cast<T*>(grads.grad_y), static_cast<T*>(grads.grad_logit));
   });
 }
 
 }  // namespace
 
 void launch_sigmoid_gate(const SigmoidGateRows& call, void* out, cudaStream_t stream) {
-  if (call.of_elements) return launch_element_gates(call, out, stream);
-  const bool vectors = are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, out);
-  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-    launch_map(SigmoidGateMap<T, kWidth>{call.width, static_cast<const T*>(call.y),
-                                         static_cast<const T*>(call.logit), static_cast<T*>(out)},
-               call.rows, call.width / kWidth, stream);
+  with_function(call.function, [&]<typename Function>() {
+    call.of_elements ? launch_element_gates<Function>(call, out, stream)
+                     : launch_row_gates<Function>(call, out, stream);
   });
 }
 
 void launch_sigmoid_gate_backward(const SigmoidGateRows& call, const SigmoidGateGrads& grads,
                                   cudaStream_t stream) {
-  if (call.of_elements) return launch_element_gates_backward(call, grads, stream);
-  if (call.rows.bound == 0) return;
-  const bool vectors =
-      are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, grads.grad, grads.grad_y);
-  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-    const auto blocks = static_cast<unsigned>(divide_up(call.rows.bound, kWarps));
-    launch_early(gate_rows_backward<T, kWidth>, {blocks, 32 * kWarps}, stream, call.rows,
-                 static_cast<int>(call.width), static_cast<const T*>(call.y),
-                 static_cast<const T*>(call.logit), static_cast<const T*>(grads.grad),
-                 static_cast<T*>(grads.grad_y), static_cast<T*>(grads.grad_logit));
+  with_function(call.function, [&]<typename Function>() {
+    call.of_elements ? launch_element_gates_backward<Function>(call, grads, stream)
+                     : launch_row_gates_backward<Function>(call, grads, stream);
   });
 }
 

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cmath>
 
 #include "ops/cpu_dispatch.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/simd.h"
+#include "ops/storage.h"
 
 namespace tessera {
 namespace {
@@ -11,17 +13,28 @@ float sigmoid_of(float x) {
   return 1.0F / (1.0F + std::exp(-x));
 }
 
+/// log(1 + e^x), without overflow.
+float softplus_of(float x) {
+  return std::max(x, 0.0F) + std::log1p(std::exp(-std::abs(x)));
+}
+
+float gate_of(GateFunction function, float logit) {
+  return function == GateFunction::kSoftplus ? softplus_of(logit) : sigmoid_of(logit);
+}
+
+/// What one logit gates is a row of `y` seen as [rows · G, H / G].
 template <typename T>
-void gate_rows(const Args<SigmoidGate>& args) {
+void gate_rows(const SigmoidGate& op, const Args<SigmoidGate>& args) {
   using Op = SigmoidGate;
   const T* y = args.in(Op::kX).as<T>();
   const T* logit = args.in(Op::kLogit).as<T>();
   T* out = args.out(Op::kY).as<T>();
-  const int64_t width = args.in(Op::kX).shape.last();
-  const int64_t rows = args.in(Op::kX).shape[0];
+  const int64_t groups = args.in(Op::kLogit).shape[1];
+  const int64_t width = args.in(Op::kX).shape.last() / groups;
+  const int64_t rows = args.in(Op::kX).shape[0] * groups;
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
-    const float gate = sigmoid_of(logit[row]);
+    const float gate = gate_of(op.spec().function, logit[row]);
     const int64_t at = row * width;
     simd::for_each_vector(width, [&](int64_t i, auto lanes) {
       simd::store(out + at + i, simd::load(y + at + i, lanes) * gate, lanes);
@@ -30,18 +43,20 @@ void gate_rows(const Args<SigmoidGate>& args) {
 }
 
 template <typename T>
-void gate_rows_backward(const Args<SigmoidGateBackward>& args) {
+void gate_rows_backward(const SigmoidGateBackward& op, const Args<SigmoidGateBackward>& args) {
   using Op = SigmoidGateBackward;
   const T* y = args.in(Op::kX).as<T>();
   const T* logit = args.in(Op::kLogit).as<T>();
   const T* grad = args.in(Op::kGrad).as<T>();
   T* grad_y = args.out(Op::kGradX).as<T>();
   T* grad_logit = args.out(Op::kGradLogit).as<T>();
-  const int64_t width = args.in(Op::kX).shape.last();
-  const int64_t rows = args.in(Op::kX).shape[0];
+  const int64_t groups = args.in(Op::kLogit).shape[1];
+  const int64_t width = args.in(Op::kX).shape.last() / groups;
+  const int64_t rows = args.in(Op::kX).shape[0] * groups;
+  const GateFunction function = op.spec().function;
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
-    const float gate = sigmoid_of(logit[row]);
+    const float gate = gate_of(function, logit[row]);
     const int64_t at = row * width;
     simd::Vec dot{};
     simd::for_each_vector(width, [&](int64_t i, auto lanes) {
@@ -49,7 +64,9 @@ void gate_rows_backward(const Args<SigmoidGateBackward>& args) {
       dot += g * simd::load(y + at + i, lanes);
       simd::store(grad_y + at + i, g * gate, lanes);
     });
-    grad_logit[row] = T(simd::sum(dot) * gate * (1.0F - gate));
+    const float sum = simd::sum(dot);
+    grad_logit[row] = T(function == GateFunction::kSoftplus ? sum * sigmoid_of(logit[row])
+                                                            : sum * gate * (1.0F - gate));
   }
 }
 
@@ -94,28 +111,30 @@ void gate_elements_backward(const Args<SigmoidGateBackward>& args) {
   }
 }
 
-/// Whether each element has a gate; rows of one element are gated as rows.
-bool gates_elements(const Tensor& logit) {
-  return logit.shape[1] != 1;
+/// Whether vectors of elements have vectors of gates; rows of one element are gated as rows, as are
+/// elements by functions that vectors do not have.
+bool gates_elements(const GateSpec& spec, const Tensor& y, const Tensor& logit) {
+  return logit.shape[1] != 1 && logit.shape[1] == y.shape[1] &&
+         spec.function == GateFunction::kSigmoid;
 }
 
-void sigmoid_gate_kernel(const SigmoidGate& /*op*/, const Args<SigmoidGate>& args) {
-  if (gates_elements(args.in(SigmoidGate::kLogit))) {
-    return args.out(SigmoidGate::kY).dtype == DType::kF32 ? gate_elements<float>(args)
-                                                          : gate_elements<Bf16>(args);
-  }
-  args.out(SigmoidGate::kY).dtype == DType::kF32 ? gate_rows<float>(args) : gate_rows<Bf16>(args);
+void sigmoid_gate_kernel(const SigmoidGate& op, const Args<SigmoidGate>& args) {
+  using Op = SigmoidGate;
+  const bool elements = gates_elements(op.spec(), args.in(Op::kX), args.in(Op::kLogit));
+  with_storage(args.out(Op::kY).dtype, [&](auto storage) {
+    using T = decltype(storage);
+    elements ? gate_elements<T>(args) : gate_rows<T>(op, args);
+  });
 }
 
-void sigmoid_gate_backward_kernel(const SigmoidGateBackward& /*op*/,
+void sigmoid_gate_backward_kernel(const SigmoidGateBackward& op,
                                   const Args<SigmoidGateBackward>& args) {
-  if (gates_elements(args.in(SigmoidGateBackward::kLogit))) {
-    return args.out(SigmoidGateBackward::kGradX).dtype == DType::kF32
-               ? gate_elements_backward<float>(args)
-               : gate_elements_backward<Bf16>(args);
-  }
-  args.out(SigmoidGateBackward::kGradX).dtype == DType::kF32 ? gate_rows_backward<float>(args)
-                                                             : gate_rows_backward<Bf16>(args);
+  using Op = SigmoidGateBackward;
+  const bool elements = gates_elements(op.spec(), args.in(Op::kX), args.in(Op::kLogit));
+  with_storage(args.out(Op::kGradX).dtype, [&](auto storage) {
+    using T = decltype(storage);
+    elements ? gate_elements_backward<T>(args) : gate_rows_backward<T>(op, args);
+  });
 }
 
 }  // namespace

@@ -6,25 +6,32 @@ namespace tessera {
 namespace {
 
 template <typename Op>
-cuda::SigmoidGateRows describe(const Args<Op>& args) {
+cuda::SigmoidGateRows describe(const Op& op, const Args<Op>& args) {
   const Tensor& y = args.in(Op::kX);
   const int64_t width = y.shape[1];
+  const int64_t groups = args.in(Op::kLogit).shape[1];
+  const bool of_elements = groups != 1 && groups == width;
+  const int64_t heads = of_elements ? 1 : groups;
+  cuda::RowCount rows = cuda::rows_of(args, Op::kX, width);
+  rows.bound *= heads;
+  rows.scale *= heads;
   return {.dtype = y.dtype,
-          .rows = cuda::rows_of(args, Op::kX, width),
-          .width = width,
-          .of_elements = args.in(Op::kLogit).shape[1] != 1,
+          .rows = rows,
+          .width = width / heads,
+          .of_elements = of_elements,
+          .function = op.spec().function,
           .y = y.data,
           .logit = args.in(Op::kLogit).data};
 }
 
-void sigmoid_gate(const SigmoidGate& /*op*/, const Args<SigmoidGate>& args) {
-  cuda::launch_sigmoid_gate(describe(args), args.out(SigmoidGate::kY).data, cuda::stream_of(args));
+void sigmoid_gate(const SigmoidGate& op, const Args<SigmoidGate>& args) {
+  cuda::launch_sigmoid_gate(describe(op, args), args.out(SigmoidGate::kY).data,
+                            cuda::stream_of(args));
 }
 
-void sigmoid_gate_backward(const SigmoidGateBackward& /*op*/,
-                           const Args<SigmoidGateBackward>& args) {
+void sigmoid_gate_backward(const SigmoidGateBackward& op, const Args<SigmoidGateBackward>& args) {
   using Op = SigmoidGateBackward;
-  cuda::launch_sigmoid_gate_backward(describe(args),
+  cuda::launch_sigmoid_gate_backward(describe(op, args),
                                      {.grad = args.in(Op::kGrad).data,
                                       .grad_y = args.out(Op::kGradX).data,
                                       .grad_logit = args.out(Op::kGradLogit).data},

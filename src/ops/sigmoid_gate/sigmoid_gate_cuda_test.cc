@@ -36,6 +36,32 @@ TEST_F(SigmoidGateCuda, GatesElements) {
   }
 }
 
+TEST_F(SigmoidGateCuda, GatesHeads) {
+  for (const GateFunction function : {GateFunction::kSigmoid, GateFunction::kSoftplus}) {
+    for (const int64_t rows : {0, 1, 100}) {
+      for (const auto& [heads, size] :
+           {std::pair<int64_t, int64_t>{4, 16}, {3, 5}, {6, 1}, {1, 40}, {2, 128}}) {
+        SCOPED_TRACE(fmt::format("{} x {} x {}", rows, heads, size));
+        testing::check_operator_on_gpu(
+            make_sigmoid_gate({.function = function, .of_heads = true}),
+            [&](DType dtype) -> testing::OperatorInputs {
+              return {{"x_y", "x_logit"}, {{dtype, {rows, heads * size}}, {dtype, {rows, heads}}}};
+            },
+            {0}, cpu(), gpu(), {.tolerance_f32 = 1e-4});
+      }
+    }
+  }
+}
+
+TEST_F(SigmoidGateCuda, TinyShapeOfHeads) {
+  testing::check_operator_on_gpu(
+      make_sigmoid_gate({.function = GateFunction::kSoftplus, .of_heads = true}),
+      [](DType dtype) -> testing::OperatorInputs {
+        return {{"x_y", "x_logit"}, {{dtype, {11, 264}}, {dtype, {11, 3}}}};
+      },
+      {0}, cpu(), gpu(), {.tolerance_f32 = 1e-4, .once = true});
+}
+
 TEST_F(SigmoidGateCuda, TinyShape) {
   testing::check_operator_on_gpu(
       make_sigmoid_gate(),

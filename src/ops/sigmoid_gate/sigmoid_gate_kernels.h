@@ -2,15 +2,17 @@
 
 #include "core/dtype.h"
 #include "ops/cuda/rows.h"
+#include "ops/sigmoid_gate/gate_function.h"
 
 namespace tessera::cuda {
 
-/// out [rows, width] = y · sigmoid(logit [rows]), or of logit [rows, width].
+/// out [rows, width] = y · gate(logit [rows]), or of logit [rows, width]; heads are rows.
 struct SigmoidGateRows {
   DType dtype;
   RowCount rows;
   int64_t width;
   bool of_elements;  ///< each has a gate
+  GateFunction function;
   const void* y;
   const void* logit;
 };

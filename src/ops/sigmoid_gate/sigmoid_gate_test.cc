@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "ops/testing/op_test.h"
@@ -75,9 +76,39 @@ TEST_P(SigmoidGateShapes, GatesElements) {
   }
 }
 
+/// Heads of one element, of several, and one of all elements.
+TEST(SigmoidGate, GatesHeads) {
+  for (const GateFunction function : {GateFunction::kSigmoid, GateFunction::kSoftplus}) {
+    for (const auto& [rows, heads, size] :
+         {std::array<int64_t, 3>{0, 2, 3}, {3, 4, 5}, {2, 1, 7}, {4, 3, 1}, {5, 2, 64}}) {
+      const GateSpec spec{.function = function, .of_heads = true};
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        auto inputs = make_inputs(dtype, rows, heads * size, 7);
+        Random random(8, 0);
+        inputs[1].tensor = random_tensor(dtype, {rows, heads}, random);
+        const auto out = testing::run_operator(SigmoidGate(spec), kernels(), inputs);
+        const auto y = testing::to_doubles(inputs[0].tensor);
+        const auto logit = testing::to_doubles(inputs[1].tensor);
+        const auto actual = testing::to_doubles(out[0]);
+        for (size_t i = 0; i < y.size(); ++i) {
+          const double x = logit[i / static_cast<size_t>(size)];
+          const double gate = function == GateFunction::kSoftplus ? std::log1p(std::exp(x))
+                                                                  : 1 / (1 + std::exp(-x));
+          EXPECT_NEAR(actual[i], y[i] * gate,
+                      (dtype == DType::kF32 ? 1e-6 : 4e-3) * (1 + std::abs(y[i] * gate)));
+        }
+        if (dtype == DType::kF32)
+          testing::check_gradients(make_sigmoid_gate(spec), kernels(), inputs);
+      }
+    }
+  }
+}
+
 TEST(SigmoidGate, RefusesALogitOfAnotherShape) {
   const std::vector<ValueType> types = {{DType::kF32, {4, 8}}, {DType::kF32, {3, 1}}};
   EXPECT_THROW(SigmoidGate().infer(types), UserError);
+  const std::vector<ValueType> heads = {{DType::kF32, {4, 8}}, {DType::kF32, {4, 3}}};
+  EXPECT_THROW(SigmoidGate().infer(heads), UserError);
 }
 
 }  // namespace
