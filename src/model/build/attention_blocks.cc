@@ -16,6 +16,7 @@
 #include "ops/paged_attention/paged_attention.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
+#include "ops/scale/scale.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/spread_norm/spread_norm.h"
 
@@ -181,6 +182,12 @@ void rotate(LayerBuilder& builder, const AttentionShare& share, RotarySpec rotar
   }
 }
 
+/// An element's sigmoid is spread as what it gates is, so it needs no heads.
+GateSpec gate_spec(const ModelConfig& config) {
+  if (config.gate_function == AttentionGate::kSigmoid) return {};
+  return {.function = GateFunction::kSoftplus, .of_heads = true};
+}
+
 QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share, ValueId normed,
                              const RotarySpec& rotary) {
   const ModelConfig& config = builder.config;
@@ -189,9 +196,12 @@ QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share,
   result.q = build_projection(builder, share, "q", true, x);
   result.k = build_projection(builder, share, "k", false, x);
   result.v = build_head_linear(builder, share, "attn.v", x, false,
-                               config.kv_heads() * config.head_dim(), config.qkv_bias, "v");
+                               config.kv_heads() * config.value_dim(), config.qkv_bias, "v");
+  if (config.value_multiplier != 1.0) {
+    result.v = builder.program().add1(make_scale(config.value_multiplier), {result.v}, "v_scaled");
+  }
   if (config.attention_gate) {
-    result.gate = build_head_linear(builder, share, "attn.gate", x, true, heads_width(config, true),
+    result.gate = build_head_linear(builder, share, "attn.gate", x, true, config.gate_width(),
                                     config.qkv_bias, "attn_gate");
   }
   rotate(builder, share, rotary, result);
@@ -444,10 +454,10 @@ ValueId build_attention(LayerBuilder& builder, ValueId normed) {
     attended = builder.program().add1(make_latent_outputs(latent_cache_spec(config)),
                                       {attended, x.up}, "attn_out_of_latents");
   }
-  const ValueId out =
-      config.attention_gate
-          ? builder.program().add1(make_sigmoid_gate(), {attended, x.gate}, "attn_gated")
-          : attended;
+  const ValueId out = config.attention_gate
+                          ? builder.program().add1(make_sigmoid_gate(gate_spec(config)),
+                                                   {attended, x.gate}, "attn_gated")
+                          : attended;
   const int64_t inner = config.num_heads * config.value_dim();
   if (share.by_heads)
     return builder.row_linear("attn.o", out, inner, config.hidden_size, config.output_bias,

@@ -28,7 +28,8 @@ ModelProgram build_block(const ModelConfig& config, LayerBlock block, LayerKind 
                              : !kind.no_mlp && kind.moe == (block == LayerBlock::kMoe);
   ensure(has_block, "a {} has no such block", layer_kind_name(kind));
   ModelProgram result{.forward = Program("block")};
-  LayerBuilder builder{config, kind, shape, groups, result};
+  const ModelConfig own = config.of_layer(kind);
+  LayerBuilder builder{own, kind, shape, groups, result};
   const ValueId out = add_block(builder, block, builder.port(Port::kHidden));
   result.ports.set(Port::kHiddenOut, out);
   set_port_outputs(result.forward, result.ports);

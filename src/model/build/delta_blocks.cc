@@ -1,6 +1,7 @@
 #include "model/build/delta_blocks.h"
 
 #include "model/build/attention_blocks.h"
+#include "model/build/conv_blocks.h"
 #include "model/build/mamba_blocks.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/gated_delta/gated_delta.h"
@@ -93,6 +94,7 @@ ValueId build_delta(LayerBuilder& builder, ValueId normed) {
 
 ValueId build_mixer(LayerBuilder& builder, ValueId normed) {
   if (builder.kind.delta) return build_delta(builder, normed);
+  if (builder.kind.conv) return build_conv(builder, normed);
   return builder.kind.mamba ? build_mamba(builder, normed) : build_attention(builder, normed);
 }
 

@@ -132,18 +132,29 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
   if (config.num_moe_layers() > 0 && config.moe.shared_inner_size > 0)
     check_divides(tp, config.moe.shared_inner_size, "parallel.tp", "moe.shared_inner_size");
   if (groups.policy.replicated_attention) return;
+  const ModelConfig windows = config.of_layer({.window = true});
   check_divides(tp, config.num_heads, "parallel.tp", "model.num_heads");
-  const int64_t kv = config.kv_heads();
-  require(kv % tp == 0 || tp % kv == 0,
-          "parallel.tp {} neither divides model.num_kv_heads {} nor is a multiple of it; the "
-          "nearest that does is {}",
-          tp, kv, nearest_divisors(kv, tp));
+  check_divides(tp, windows.num_heads, "parallel.tp", "model.window_heads");
+  const auto check_kv_heads = [&](int64_t kv, const char* key) {
+    require(kv % tp == 0 || tp % kv == 0,
+            "parallel.tp {} neither divides {} {} nor is a multiple of it; the nearest that does "
+            "is {}",
+            tp, key, kv, nearest_divisors(kv, tp));
+  };
+  check_kv_heads(config.kv_heads(), "model.num_kv_heads");
+  check_kv_heads(windows.kv_heads(), "model.window_kv_heads");
+}
+
+/// The key that lists layers whose mixers hand a state from token to token.
+const char* list_of_states(const ModelConfig& config) {
+  if (!config.delta_layers.empty()) return "model.delta_layers";
+  return config.mamba_layers.empty() ? "model.conv_layers" : "model.mamba_layers";
 }
 
 /// Of layers whose mixers hand a state from token to token.
 void check_states(const ModelConfig& config, const StageGroups& groups) {
   if (!config.has_states()) return;
-  const char* layers = config.delta_layers.empty() ? "model.mamba_layers" : "model.delta_layers";
+  const char* layers = list_of_states(config);
   const int64_t tp = groups.tp->size();
   require(groups.token_ranks() == tp,
           "parallel.cp is {}, but the layers of {} hand a state from token to token; set "
@@ -159,6 +170,9 @@ void check_states(const ModelConfig& config, const StageGroups& groups) {
   if (!config.mamba_layers.empty())
     check_divides(tp, config.mamba.num_groups, "parallel.tp",
                   "mamba.num_groups, whose norms each are of one rank,");
+  if (!config.conv_layers.empty())
+    check_divides(tp, config.hidden_size, "parallel.tp",
+                  "model.hidden_size, whose channels the layers of model.conv_layers convolve,");
 }
 
 void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
@@ -227,6 +241,7 @@ void check_shares(const ModelConfig& config, const BatchShape& shape, const Stag
   check_tensor_parallel(config, groups);
   check_states(config, groups);
   check_head_exchange(config, groups);
+  check_head_exchange(config.of_layer({.window = true}), groups);
   check_expert_shares(config, groups);
 }
 

@@ -18,7 +18,7 @@ struct LinearAdapter {
 /// What the blocks of a layer share while it is built. Blocks take and give this rank's own tokens
 /// [T_l, ...]; within one, gather_tokens gives the tokens of the tensor-parallel group [T_g, ...].
 struct LayerBuilder {
-  const ModelConfig& config;
+  const ModelConfig& config;  ///< ModelConfig::of_layer of the kind
   LayerKind kind;
   const BatchShape& shape;
   const StageGroups& groups;

@@ -116,6 +116,7 @@ namespace {
 const char* mixer_name(LayerKind kind) {
   if (kind.delta) return "delta_";
   if (kind.mamba) return "mamba_";
+  if (kind.conv) return "conv_";
   if (kind.no_mixer) return "";
   if (kind.no_mlp && !kind.window) return "attention_";
   return kind.window ? "window_" : "";
@@ -143,8 +144,9 @@ std::string layer_kind_name(LayerKind kind) {
   return fmt::format("{}{}{}layer", kind.mtp ? "mtp_" : "", mixer_name(kind), mlp_name(kind));
 }
 
-ModelProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
+ModelProgram build_layer(const ModelConfig& model, LayerKind kind, const BatchShape& shape,
                          const StageGroups& groups, const std::optional<CacheShape>& cache) {
+  const ModelConfig config = model.of_layer(kind);
   ModelProgram layer{.forward = Program(layer_kind_name(kind))};
   Program& program = layer.forward;
   LayerBuilder builder{config, kind, shape, groups, layer, cache};

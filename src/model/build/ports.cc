@@ -66,7 +66,7 @@ ValueType noise_type(const Context& /*c*/) {
   return i32(kNumNoiseWords);
 }
 ValueType by_head(const Context& c) {
-  return f32(attended_heads(c.config, c.groups).count);
+  return f32(attended_heads(c.config.of_layer(c.kind), c.groups).count);
 }
 ValueType one_f32(const Context& /*c*/) {
   return f32(1);
@@ -90,10 +90,10 @@ ValueType page_table_type(const Context& c) {
           .shape = {c.shape.max_sequences, c.cache ? pages_of(c.cache->capacity) : 0}};
 }
 ValueType key_cache_type(const Context& c) {
-  return cache_type(c, cache_widths(c.config, c.shape, c.cache).keys);
+  return cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).keys);
 }
 ValueType value_cache_type(const Context& c) {
-  return cache_type(c, cache_widths(c.config, c.shape, c.cache).values);
+  return cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).values);
 }
 
 /// Sequences whose states a cache keeps.
@@ -107,6 +107,8 @@ ValueType key_conv_type(const Context& c) {
                       : ValueType{c.shape.dtype, {num_states(c) * delta.conv_size, delta.keys()}};
 }
 ValueType value_conv_type(const Context& c) {
+  if (c.kind.conv)
+    return {c.shape.dtype, {num_states(c) * c.config.conv.size, c.config.hidden_size}};
   const DeltaConfig& delta = c.config.delta;
   const MambaConfig& mamba = c.config.mamba;
   return c.kind.mamba ? ValueType{c.shape.dtype, {num_states(c) * mamba.conv_size, mamba.inner()}}
@@ -128,7 +130,7 @@ bool in_attention(const Context& c) {
   return in_layers(c) && c.kind.attends();
 }
 bool in_rotated(const Context& c) {
-  return in_attention(c) && c.config.rotary_dim() > 0;
+  return in_attention(c) && c.config.of_layer(c.kind).rotary_dim() > 0;
 }
 bool in_mixers(const Context& c) {
   return in_layers(c) && !c.kind.no_mixer;
@@ -148,11 +150,14 @@ bool in_cached_mamba(const Context& c) {
 bool in_cached_recurrence(const Context& c) {
   return in_cached_delta(c) || in_cached_mamba(c);
 }
+bool in_cached_convolution(const Context& c) {
+  return in_cached_recurrence(c) || (in_cached(c) && c.kind.conv);
+}
 bool in_paged(const Context& c) {
   return in_cached_attention(c) && c.cache->is_paged();
 }
 bool in_slots(const Context& c) {
-  return in_cached_recurrence(c) && c.cache->is_paged();
+  return in_cached(c) && c.kind.has_slots() && c.cache->is_paged();
 }
 bool in_lengths(const Context& c) {
   return in_cached_attention(c) || in_slots(c);
@@ -292,8 +297,9 @@ constexpr PortRule kRules[] = {
      "last inputs of the queries' convolution, or of C's", key_conv_type, in_cached_recurrence},
     {Port::kKeyConvState, "key_conv_state", kInPlace, "and of the keys', or B's", key_conv_type,
      in_cached_recurrence},
-    {Port::kValueConvState, "value_conv_state", kInPlace, "and of the values', or x's",
-     value_conv_type, in_cached_recurrence},
+    {Port::kValueConvState, "value_conv_state", kInPlace,
+     "and of the values', or x's, or of a gated convolution", value_conv_type,
+     in_cached_convolution},
     {Port::kDeltaStates, "delta_states", kInPlace, "states of the value heads (GatedDeltaCached)",
      delta_states_type, in_cached_delta},
     {Port::kScanStates, "scan_states", kInPlace, "states of the heads (SsdScanCached)",

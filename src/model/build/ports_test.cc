@@ -65,6 +65,11 @@ TEST_F(Ports, ProgramsHaveThoseOfTheirKind) {
   EXPECT_EQ(ports_of(layer({.delta = true}, slots)),
             (Names{"hidden", "cu_seqlens", "hidden_out", "cache_length", "cache_slots",
                    "query_conv_state", "key_conv_state", "value_conv_state", "delta_states"}));
+  EXPECT_EQ(ports_of(layer({.conv = true}, CacheShape{8})),
+            (Names{"hidden", "hidden_out", "start", "value_conv_state"}));
+  EXPECT_EQ(ports_of(layer({.conv = true}, slots)),
+            (Names{"hidden", "cu_seqlens", "hidden_out", "cache_length", "cache_slots",
+                   "value_conv_state"}));
   EXPECT_EQ(ports_of(layer({.mamba = true}, CacheShape{8})),
             (Names{"hidden", "hidden_out", "start", "query_conv_state", "key_conv_state",
                    "value_conv_state", "scan_states"}));

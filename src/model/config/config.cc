@@ -8,6 +8,8 @@
 
 #include "core/error.h"
 #include "core/text/nearest.h"
+#include "model/config/attention_options.h"
+#include "model/config/conv_options.h"
 #include "model/config/delta_options.h"
 #include "model/config/limits.h"
 #include "model/config/mamba_options.h"
@@ -81,41 +83,6 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
              "Weight of the mean loss of these predictions; DeepSeek-V3 has 0.3 for two thirds of "
              "its training, then 0.1",
              above(0));
-}
-
-void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
-  schema.add("model.delta_layers", &config.delta_layers,
-             "Layers whose mixer is Gated DeltaNet, sized by [delta], counted from 0; the others "
-             "have attention",
-             between(0, kMaxLayers - 1));
-  schema.add("model.mamba_layers", &config.mamba_layers,
-             "Layers whose mixer is Mamba-2, sized by [mamba], counted from 0",
-             between(0, kMaxLayers - 1));
-  schema.add("model.layers_without_mixer", &config.layers_without_mixer,
-             "Layers of an MLP or experts alone, as Nemotron-H has them",
-             between(0, kMaxLayers - 1));
-  schema.add("model.layers_without_mlp", &config.layers_without_mlp, "Layers of a mixer alone",
-             between(0, kMaxLayers - 1));
-  schema.add("model.attention_gate", &config.attention_gate,
-             "Multiply what attention gives by the sigmoid of a projection of the hidden state");
-  schema.add_enum("model.attention", &config.attention,
-                  {{"standard", AttentionKind::kStandard}, {"latent", AttentionKind::kLatent}},
-                  "Standard (grouped-query) attention, or DeepSeek's multi-latent attention, sized "
-                  "by [latent]");
-  schema.add_enum("model.qk_norm", &config.qk_norm,
-                  {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"all", QkNorm::kAll}},
-                  "RMSNorm of queries and keys: of each head, or of all heads as one row");
-  schema.add("model.norm_after_rotation", &config.norm_after_rotation,
-             "Rotate queries and keys before model.qk_norm, not after it");
-  schema.add("model.attention_multiplier", &config.attention_multiplier,
-             "Factor on the attention scores; 0: 1 / sqrt(head size)", between(0, kMaxMultiplier));
-  schema.add("model.qkv_bias", &config.qkv_bias,
-             "Biases of the query, key and value projections (latent: of those into the latents)");
-  schema.add("model.output_bias", &config.output_bias, "Bias of the attention's output projection");
-  schema.add("model.attention_sinks", &config.attention_sinks,
-             "A learnt logit of each head in the denominator of its softmax, as gpt-oss has it");
-  schema.add("model.mlp_bias", &config.mlp_bias,
-             "Biases of dense and shared MLPs; of routed experts: moe.mlp_bias");
 }
 
 void add_latent_options(ConfigSchema& schema, LatentConfig& latent) {
@@ -216,9 +183,6 @@ void validate_latent(const ModelConfig& config) {
   require(
       config.qk_norm == QkNorm::kNone,
       "model.qk_norm does not go with model.attention = \"latent\", which has norms of its own");
-  require(config.rope.fraction == 1.0,
-          "rope.fraction {} does not go with model.attention = \"latent\"; set latent.rope_size",
-          config.rope.fraction);
   require(config.num_kv_heads == 0 || config.num_kv_heads == config.num_heads,
           "model.num_kv_heads {} does not go with model.attention = \"latent\", where each of the "
           "{} query heads has a key head; leave it 0",
@@ -236,6 +200,7 @@ void validate_layers(const ModelConfig& config) {
   validate_layer_list(config.window_layers, config.num_layers, "model.window_layers");
   validate_layer_list(config.delta_layers, config.num_layers, "model.delta_layers");
   validate_layer_list(config.mamba_layers, config.num_layers, "model.mamba_layers");
+  validate_layer_list(config.conv_layers, config.num_layers, "model.conv_layers");
   validate_layer_list(config.layers_without_mixer, config.num_layers, "model.layers_without_mixer");
   validate_layer_list(config.layers_without_mlp, config.num_layers, "model.layers_without_mlp");
   validate_layer_list(config.moe.dense_layers, config.num_layers, "moe.dense_layers");
@@ -323,9 +288,26 @@ int64_t ModelConfig::head_dim() const {
   return head_size > 0 ? head_size : hidden_size / num_heads;
 }
 
+int64_t ModelConfig::value_dim() const {
+  if (is_latent()) return latent.value_size;
+  return value_size > 0 ? value_size : head_dim();
+}
+
 int64_t ModelConfig::rotary_dim() const {
   if (is_latent()) return latent.rope_size;
   return static_cast<int64_t>(static_cast<double>(head_dim()) * rope.fraction);
+}
+
+ModelConfig ModelConfig::of_layer(LayerKind kind) const {
+  ModelConfig own = *this;
+  if (kind.window && own_window_rope) own.rope = window_rope;
+  if (kind.window && window_heads > 0) own.num_heads = window_heads;
+  if (kind.window && window_kv_heads > 0) own.num_kv_heads = window_kv_heads;
+  if (kind.window && window_sinks) own.attention_sinks = true;
+  own.own_window_rope = own.window_sinks = false;
+  own.window_heads = own.window_kv_heads = 0;
+  own.window_rope = {};
+  return own;
 }
 
 double ModelConfig::attention_scale() const {
@@ -338,7 +320,8 @@ double ModelConfig::attention_scale() const {
 
 bool ModelConfig::has_window(int64_t layer) const {
   if (is_mtp_layer(layer)) return has_window(num_layers - 1);
-  const bool attends = has_mixer(layer) && !is_delta_layer(layer) && !is_mamba_layer(layer);
+  const bool attends =
+      has_mixer(layer) && !is_delta_layer(layer) && !is_mamba_layer(layer) && !is_conv_layer(layer);
   return window > 0 && attends && (window_layers.empty() || contains(window_layers, layer));
 }
 
@@ -348,6 +331,10 @@ bool ModelConfig::is_delta_layer(int64_t layer) const {
 
 bool ModelConfig::is_mamba_layer(int64_t layer) const {
   return contains(mamba_layers, is_mtp_layer(layer) ? num_layers - 1 : layer);
+}
+
+bool ModelConfig::is_conv_layer(int64_t layer) const {
+  return contains(conv_layers, is_mtp_layer(layer) ? num_layers - 1 : layer);
 }
 
 bool ModelConfig::has_mixer(int64_t layer) const {
@@ -392,10 +379,12 @@ ModelConfig without_adapters(ModelConfig config) {
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
   add_attention_options(schema, config);
-  add_rope_options(schema, config.rope);
+  add_rope_options(schema, config.rope, "rope");
+  add_rope_options(schema, config.window_rope, "window_rope");
   add_latent_options(schema, config.latent);
   add_delta_options(schema, config.delta);
   add_mamba_options(schema, config.mamba);
+  add_conv_options(schema, config.conv);
   add_expert_options(schema, config.moe);
   add_router_options(schema, config.moe);
 }
@@ -411,6 +400,7 @@ void validate(const ModelConfig& config) {
   validate_heads(config);
   if (config.is_latent()) validate_latent(config);
   validate_norms(config);
+  validate_attention(config);
   validate_rope(config);
   validate_layers(config);
   require(config.moe.num_experts > 0 || config.moe.zero_experts == 0,

@@ -47,6 +47,14 @@ enum class AttentionKind {
   kLatent,    ///< through low-rank latents: multi-latent attention (DeepSeek-V2, section 2.1)
 };
 
+/// What attention's output is multiplied by (ModelConfig::attention_gate), of a projection of the
+/// hidden state.
+enum class AttentionGate {
+  kSigmoid,          ///< element by element (Qwen3-Next)
+  kSoftplus,         ///< element by element
+  kSoftplusOfHeads,  ///< a number for each head (Laguna)
+};
+
 /// RMSNorm of queries and keys, before the rotation or after it.
 enum class QkNorm {
   kNone,
@@ -94,6 +102,13 @@ struct MambaConfig {
   int64_t states() const { return num_groups * state_size; }
 };
 
+/// Sizes of the layers whose mixer is a gated short convolution of the hidden size (LFM2 Technical
+/// Report: Liquid AI, 2025, section 2): C · conv(B · x), of three projections B, C and x.
+struct ConvConfig {
+  int64_t size = 3;   ///< tokens
+  bool bias = false;  ///< of the convolution and of the projections into the mixer and out of it
+};
+
 enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
 
 /// The rotary embedding. Scaled variants stretch a model trained on `original_length` tokens.
@@ -115,6 +130,7 @@ struct RopeConfig {
   double mscale_all_dims = 0;   ///< yarn: also scales the scores of latent attention
   double low_frequency_factor = 1.0;   ///< llama3
   double high_frequency_factor = 4.0;  ///< llama3
+  bool operator==(const RopeConfig&) const = default;
 };
 
 /// What two layers must share to be the same program.
@@ -124,9 +140,12 @@ struct LayerKind {
   bool mtp = false;    ///< of multi-token prediction: it joins its input with an embedding first
   bool delta = false;  ///< its mixer is Gated DeltaNet, not attention
   bool mamba = false;  ///< its mixer is Mamba-2
+  bool conv = false;   ///< its mixer is a gated short convolution
   bool no_mixer = false;
   bool no_mlp = false;
-  bool attends() const { return !delta && !mamba && !no_mixer; }
+  bool attends() const { return !delta && !mamba && !conv && !no_mixer; }
+  /// Whether generation can keep what it has of several texts, each in a slot.
+  bool has_slots() const { return delta || mamba || conv; }
   // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 of `<` for a pointer
   auto operator<=>(const LayerKind&) const = default;
 };
@@ -229,14 +248,22 @@ struct ModelConfig {
   int64_t num_heads = 4;
   int64_t num_kv_heads = 0;  ///< 0: as many as num_heads
   int64_t head_size = 0;     ///< 0: hidden_size / num_heads
+  int64_t value_size = 0;    ///< of a value head of standard attention; 0: head_size
   int64_t inner_size = 0;  ///< of dense layers; 0: 4 · hidden_size, rounded for gated activations
   int64_t window = 0;      ///< sliding attention window; 0: none
   /// Layers with the window; empty: all.
   std::vector<int64_t> window_layers;
+  /// Layers with the window are rotated as `window_rope` says, the others as `rope` does.
+  bool own_window_rope = false;
+  int64_t window_heads = 0;     ///< of layers with the window; 0: num_heads
+  int64_t window_kv_heads = 0;  ///< of layers with the window; 0: num_kv_heads
+  bool window_sinks = false;    ///< attention_sinks in layers with the window alone
   /// Layers whose mixer is Gated DeltaNet, sized by `delta`; the others have attention.
   std::vector<int64_t> delta_layers;
   /// Layers whose mixer is Mamba-2, sized by `mamba`.
   std::vector<int64_t> mamba_layers;
+  /// Layers whose mixer is a gated short convolution, sized by `conv`.
+  std::vector<int64_t> conv_layers;
   /// Layers of an MLP or experts alone, and of a mixer alone.
   std::vector<int64_t> layers_without_mixer;
   std::vector<int64_t> layers_without_mlp;
@@ -250,6 +277,7 @@ struct ModelConfig {
   /// What attention gives is multiplied by the sigmoid of a projection of the hidden state, element
   /// by element (Gated Attention for Large Language Models: Qiu et al., 2025).
   bool attention_gate = false;
+  AttentionGate gate_function = AttentionGate::kSigmoid;
   bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias
   Activation activation = Activation::kSwiGLU;
   double norm_eps = 1e-5;
@@ -258,6 +286,7 @@ struct ModelConfig {
   double embedding_multiplier = 1.0;
   double residual_multiplier = 1.0;
   double attention_multiplier = 0;  ///< factor on the attention scores; 0: 1 / sqrt(head_dim)
+  double value_multiplier = 1.0;    ///< factor on attention's values (MiMo-V2)
   double logits_divisor = 1.0;      ///< of the head's logits
   bool tie_embeddings = true;
   /// A token whose embedding takes no gradient, as PyTorch's padding_idx; -1: none.
@@ -270,9 +299,11 @@ struct ModelConfig {
   /// λ: the mean of the D losses enters the objective times this.
   double mtp_loss_coefficient = 0.3;
   RopeConfig rope;
+  RopeConfig window_rope;
   LatentConfig latent;
   DeltaConfig delta;
   MambaConfig mamba;
+  ConvConfig conv;
   MoeConfig moe;
   LoraConfig lora;
 
@@ -281,8 +312,14 @@ struct ModelConfig {
   int64_t kv_heads() const { return num_kv_heads > 0 && !is_latent() ? num_kv_heads : num_heads; }
   /// Size of a query or key head.
   int64_t head_dim() const;
-  int64_t value_dim() const { return is_latent() ? latent.value_size : head_dim(); }
-  /// Elements of a head that are rotated.
+  int64_t value_dim() const;
+  /// Logits of attention's gates.
+  int64_t gate_width() const {
+    return gate_function == AttentionGate::kSoftplusOfHeads ? num_heads : num_heads * value_dim();
+  }
+  /// The model as a layer of this kind has it: rotation, KV heads and sinks are that layer's.
+  ModelConfig of_layer(LayerKind kind) const;
+  /// Elements of a head that `rope` rotates.
   int64_t rotary_dim() const;
   /// Factor on the attention scores, that of a stretched rotation included; 0: 1 / sqrt(head_dim).
   double attention_scale() const;
@@ -292,12 +329,15 @@ struct ModelConfig {
   bool has_window(int64_t layer) const;
   bool is_delta_layer(int64_t layer) const;
   bool is_mamba_layer(int64_t layer) const;
+  bool is_conv_layer(int64_t layer) const;
   bool has_mixer(int64_t layer) const;
   bool has_mlp(int64_t layer) const;  ///< dense, or of experts
   /// Whether its mixer is attention.
   bool is_attention_layer(int64_t layer) const { return layer_kind(layer).attends(); }
   /// Whether some mixer hands a state from token to token.
-  bool has_states() const { return !delta_layers.empty() || !mamba_layers.empty(); }
+  bool has_states() const {
+    return !delta_layers.empty() || !mamba_layers.empty() || !conv_layers.empty();
+  }
   bool is_mtp_layer(int64_t layer) const { return layer >= num_layers; }
   LayerKind layer_kind(int64_t layer) const {
     return {.moe = is_moe_layer(layer),
@@ -305,6 +345,7 @@ struct ModelConfig {
             .mtp = is_mtp_layer(layer),
             .delta = is_delta_layer(layer),
             .mamba = is_mamba_layer(layer),
+            .conv = is_conv_layer(layer),
             .no_mixer = !has_mixer(layer),
             .no_mlp = !has_mlp(layer)};
   }
@@ -324,7 +365,8 @@ ModelConfig without_prediction(ModelConfig config);
 /// The model without adapters, as it is where they are merged.
 ModelConfig without_adapters(ModelConfig config);
 
-/// Binds every key of [model], [rope], [latent], [delta], [mamba] and [moe].
+/// Binds every key of [model], [rope], [window_rope], [latent], [delta], [mamba], [conv]
+/// and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 
 /// Refuses impossible combinations with the arithmetic that fails and what to do. `vocab_size` must

@@ -58,6 +58,8 @@ TEST(Presets, HaveTheirPublishedSizes) {
   // 79.67 billion are counted; the model card has 80 and 3.
   expect_size("qwen3-next-80b-a3b", 80e9, 3.9e9);
   expect_size("qwen3.5-35b-a3b", 35e9, 3.45e9);
+  expect_size("k-exaone-236b-a23b", 236e9, 23.6e9);
+  expect_size("lfm2-8b-a1b", 8.34e9, 1.55e9);
   expect_size("granite-3.1-3b-a800m", 3.3e9, 0.88e9);
   // Llama 3 70B's 70.55 billion, of which 56.37 are MLPs that stand 8 times, or twice.
   expect_size("llama3-8x70b", 70.55e9 + 7 * 56.37e9, 70.55e9 + 56.37e9);
@@ -96,6 +98,19 @@ TEST(ModelConfig, CountsEveryOption) {
   expect_counted("norm of all heads");
   config.attention_gate = true;
   expect_counted("gate of attention");
+  config.value_size = 3;
+  config.window = 5;
+  config.window_layers = {1};
+  config.window_heads = 2;
+  config.window_kv_heads = 1;
+  config.window_sinks = true;
+  config.gate_function = AttentionGate::kSoftplusOfHeads;
+  config.attention_sinks = false;
+  expect_counted("windows of their own heads, and value heads");
+  config.value_size = config.window = 0;
+  config.window_layers = {};
+  config.window_heads = config.window_kv_heads = 0;
+  config.window_sinks = false;
   config.delta_layers = {0};
   config.delta = {.num_key_heads = 2, .num_value_heads = 6, .key_size = 3, .value_size = 5};
   expect_counted("gated delta rule");
@@ -112,6 +127,12 @@ TEST(ModelConfig, CountsEveryOption) {
   config.delta_layers = {};
   config.layers_without_mixer = {0};
   expect_counted("layers of one part");
+  config.conv_layers = {0};
+  config.layers_without_mixer = {};
+  expect_counted("gated convolution");
+  config.conv.bias = true;
+  expect_counted("biases of a gated convolution");
+  config.conv_layers = {};
   config.mamba_layers = config.layers_without_mlp = config.layers_without_mixer = {};
   config.attention_gate = false;
   config.qk_norm = QkNorm::kNone;
@@ -327,7 +348,8 @@ TEST(Lora, RefusesWhatTheModelLacks) {
 }
 
 TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
-  expect_refused([](ModelConfig& c) { c.rope.fraction = 0.3; }, "1 elements of a head are rotated");
+  expect_refused([](ModelConfig& c) { c.rope.fraction = 0.3; },
+                 "1 elements of a head are rotated ([rope])");
   expect_refused([](ModelConfig& c) { c.rope.scaling = RopeScaling::kDynamic; },
                  "needs rope.max_length above 0");
   expect_refused([](ModelConfig& c) { c.rope.scaling = RopeScaling::kYarn; },
@@ -340,6 +362,28 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
       },
       "rope.high_frequency_factor 4 must be above rope.low_frequency_factor 4");
   expect_refused([](ModelConfig& c) { c.window_layers = {0}; }, "needs a model.window above 0");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.window = 3;
+        c.window_kv_heads = 3;
+      },
+      "layers with a window have 4 query heads (model.window_heads), no multiple of their 3");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.attention = AttentionKind::kLatent;
+        c.num_kv_heads = 0;
+        c.value_size = 3;
+      },
+      "model.value_size does not go with");
+  expect_refused([](ModelConfig& c) { c.own_window_rope = true; },
+                 "model.window_rope is of layers with a window");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.own_window_rope = true;
+        c.window = 4;
+        c.window_rope.scaling = RopeScaling::kYarn;
+      },
+      "window_rope.scaling = \"yarn\" needs window_rope.original_length above 0");
   expect_refused([](ModelConfig& c) { c.moe.dense_layers = {2}; },
                  "moe.dense_layers lists layer 2; the last of the 2 layers is 1");
   expect_refused([](ModelConfig& c) { c.padding_token = 37; }, "outside the vocabulary of 37");
@@ -368,6 +412,10 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
                  "model.mamba_layers lists layer 2; the last of the 2 layers is 1");
   expect_refused([](ModelConfig& c) { c.mamba_layers = c.delta_layers = {0}; },
                  "model.delta_layers and model.mamba_layers both list layer 0");
+  expect_refused([](ModelConfig& c) { c.conv_layers = {2}; },
+                 "model.conv_layers lists layer 2; the last of the 2 layers is 1");
+  expect_refused([](ModelConfig& c) { c.conv_layers = c.mamba_layers = {1}; },
+                 "model.mamba_layers and model.conv_layers both list layer 1");
   expect_refused([](ModelConfig& c) { c.layers_without_mixer = c.layers_without_mlp = {1}; },
                  "a layer needs a mixer or an MLP");
   expect_refused(

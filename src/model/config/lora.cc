@@ -31,6 +31,7 @@ class MatrixList {
       const LayerKind kind = config.layer_kind(layer);
       if (kind.attends()) ++num_attention_;
       if (kind.delta) ++num_delta_;
+      if (kind.conv) ++num_conv_;
       if (!kind.no_mlp) ++(kind.moe ? num_moe_ : num_dense_);
     }
   }
@@ -38,6 +39,7 @@ class MatrixList {
   std::vector<AdaptableMatrix> list() {
     if (num_attention_ > 0) config_.is_latent() ? add_latent_attention() : add_attention();
     if (num_delta_ > 0) add_delta();
+    if (num_conv_ > 0) add_conv();
     if (num_dense_ > 0) add_mlp("mlp", config_.dense_inner_size(), num_dense_);
     if (num_moe_ > 0) add_moe();
     return std::move(matrices_);
@@ -51,12 +53,12 @@ class MatrixList {
   void add_attention() {
     const int64_t hidden = config_.hidden_size;
     const int64_t queries = config_.num_heads * config_.head_dim();
-    const int64_t keys = config_.kv_heads() * config_.head_dim();
+    const int64_t values = config_.num_heads * config_.value_dim();
     add("attn.q", hidden, queries, num_attention_);
-    add("attn.k", hidden, keys, num_attention_);
-    add("attn.v", hidden, keys, num_attention_);
-    if (config_.attention_gate) add("attn.gate", hidden, queries, num_attention_);
-    add("attn.o", queries, hidden, num_attention_);
+    add("attn.k", hidden, config_.kv_heads() * config_.head_dim(), num_attention_);
+    add("attn.v", hidden, config_.kv_heads() * config_.value_dim(), num_attention_);
+    if (config_.attention_gate) add("attn.gate", hidden, config_.gate_width(), num_attention_);
+    add("attn.o", values, hidden, num_attention_);
   }
 
   void add_latent_attention() {
@@ -82,6 +84,12 @@ class MatrixList {
     add("delta.v", hidden, delta.values(), num_delta_);
     add("delta.z", hidden, delta.values(), num_delta_);
     add("delta.o", delta.values(), hidden, num_delta_);
+  }
+
+  void add_conv() {
+    const int64_t hidden = config_.hidden_size;
+    for (const char* name : {"conv.b", "conv.c", "conv.x", "conv.o"})
+      add(name, hidden, hidden, num_conv_);
   }
 
   std::string first_matrix(const std::string& of) const {
@@ -112,7 +120,7 @@ class MatrixList {
   }
 
   const ModelConfig& config_;
-  int64_t num_attention_ = 0, num_delta_ = 0, num_dense_ = 0, num_moe_ = 0;
+  int64_t num_attention_ = 0, num_delta_ = 0, num_conv_ = 0, num_dense_ = 0, num_moe_ = 0;
   std::vector<AdaptableMatrix> matrices_;
 };
 
@@ -209,6 +217,11 @@ void validate_lora(const ModelConfig& config) {
     return;
   }
   validate_targets(config);
+  require(config.window_kv_heads == 0 && config.window_heads == 0,
+          "lora.rank is {}, but layers with a window have heads of their own (model.window_heads, "
+          "model.window_kv_heads), and adapters of attention are of one size in all layers; leave "
+          "one of them out",
+          lora.rank);
   require(
       config.mtp_layers == 0,
       "lora.rank is {}, but model.mtp_layers is {}: multi-token prediction has no adapters; set "

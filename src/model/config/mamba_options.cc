@@ -46,15 +46,20 @@ void add_mamba_options(ConfigSchema& schema, MambaConfig& mamba) {
 void validate_mixers(const ModelConfig& config) {
   const LayerList mamba{"model.mamba_layers", &config.mamba_layers};
   const LayerList delta{"model.delta_layers", &config.delta_layers};
+  const LayerList conv{"model.conv_layers", &config.conv_layers};
   const LayerList without_mixer{"model.layers_without_mixer", &config.layers_without_mixer};
   const LayerList without_mlp{"model.layers_without_mlp", &config.layers_without_mlp};
   const LayerList window{"model.window_layers", &config.window_layers};
   constexpr const char* kOneMixer = "a layer has one mixer at most";
   check_apart(delta, mamba, kOneMixer);
+  check_apart(delta, conv, kOneMixer);
+  check_apart(mamba, conv, kOneMixer);
   check_apart(without_mixer, delta, kOneMixer);
+  check_apart(without_mixer, conv, kOneMixer);
   check_apart(without_mixer, mamba, kOneMixer);
   check_apart(without_mixer, without_mlp, "a layer needs a mixer or an MLP");
   check_apart(window, mamba, "only attention has a window");
+  check_apart(window, conv, "only attention has a window");
   check_apart(window, without_mixer, "only attention has a window");
   const int64_t last = config.num_layers - 1;
   require(config.mtp_layers == 0 || (config.has_mixer(last) && config.has_mlp(last)),

@@ -17,13 +17,13 @@ Saturating count_attention(const ModelConfig& config) {
   const LatentConfig& latent = config.latent;
   const Saturating queries = n * config.head_dim();
   const Saturating gate =
-      config.attention_gate ? (h + (config.qkv_bias ? 1 : 0)) * queries : Saturating(0);
+      config.attention_gate ? (h + (config.qkv_bias ? 1 : 0)) * config.gate_width() : Saturating(0);
   Saturating count = n * config.value_dim() * h + (config.output_bias ? h : Saturating(0));
   count += gate;
   if (config.attention_sinks) count += n;
   if (!config.is_latent()) {
     const Saturating keys = Saturating(config.kv_heads()) * config.head_dim();
-    const Saturating rows = queries + 2 * keys;
+    const Saturating rows = queries + keys + Saturating(config.kv_heads()) * config.value_dim();
     count += h * rows + (config.qkv_bias ? rows : Saturating(0));
     if (config.qk_norm == QkNorm::kHead) count += 2 * config.head_dim();
     if (config.qk_norm == QkNorm::kAll) count += queries + keys;
@@ -61,6 +61,18 @@ Saturating count_mamba(const ModelConfig& config) {
          inner * h + biases;
 }
 
+/// The same of a layer with a gated short convolution.
+Saturating count_conv(const ModelConfig& config) {
+  const Saturating h = config.hidden_size;
+  return 4 * h * h + h * config.conv.size + (config.conv.bias ? 5 * h : Saturating(0));
+}
+
+Saturating count_mixer(const ModelConfig& config, LayerKind kind) {
+  if (kind.delta) return count_delta(config);
+  if (kind.mamba) return count_mamba(config);
+  return kind.conv ? count_conv(config) : count_attention(config.of_layer(kind));
+}
+
 /// Inner sizes of all experts of a layer together.
 Saturating count_expert_rows(const MoeConfig& moe) {
   if (moe.inner_sizes.empty()) return Saturating(moe.num_experts) * moe.inner_size;
@@ -80,9 +92,6 @@ ParameterCount count_parameters(const ModelConfig& config) {
   const Saturating h = config.hidden_size;
   const int64_t width = config.is_gated() ? 3 : 2;
   const Saturating tables = Saturating(config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
-  const Saturating attention = count_attention(config);
-  const Saturating delta = count_delta(config);
-  const Saturating mamba = count_mamba(config);
   const Saturating dense = count_mlp(config, config.dense_inner_size());
   const Saturating expert_rows = count_expert_rows(config.moe);
   const Saturating expert_biases =
@@ -106,11 +115,8 @@ ParameterCount count_parameters(const ModelConfig& config) {
     // Two norms before the projections of state and embedding, and one before the head.
     const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
     Saturating for_all_tokens = joining;
-    if (config.has_mixer(layer)) {
-      for_all_tokens += h + (config.is_delta_layer(layer)   ? delta
-                             : config.is_mamba_layer(layer) ? mamba
-                                                            : attention);
-    }
+    if (config.has_mixer(layer))
+      for_all_tokens += h + count_mixer(config, config.layer_kind(layer));
     if (config.has_mlp(layer)) for_all_tokens += h + (moe ? projections + shared + router : dense);
     total += for_all_tokens + (moe ? all_experts : Saturating(0));
     active += for_all_tokens + (moe ? active_experts : Saturating(0));

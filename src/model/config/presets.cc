@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 
 #include "core/text/names.h"
 #include "model/config/config.h"
@@ -60,6 +61,22 @@ constexpr const char* kNemotronNano =
     "shared_inner_size = 3712\nbalance_coefficient = 0.0\n";
 constexpr std::string_view kNemotronNanoLayers =
     "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME";
+
+/// K-EXAONE but for the layers with a window: all but every fourth, which make_published adds.
+constexpr const char* kExaone =
+    "[model]\nvocab_size = 153600\nhead_size = 128\ninner_size = 18432\nqk_norm = \"head\"\n"
+    "window = 128\nwindow_rope = true\n[rope]\nfraction = 0.0\n"
+    "[window_rope]\nbase = 1000000.0\n"
+    "[moe]\nscore = \"sigmoid\"\nexpert_bias = true\nscore_scale = 2.5\n"
+    "first_dense_layers = 1\nshared_inner_size = 2048\nbalance_coefficient = 0.0\n";
+
+/// LFM2-8B-A1B but for its gated convolutions: in all layers but those that attend, which
+/// make_published adds.
+constexpr const char* kLfm2 =
+    "[model]\nvocab_size = 65536\ninner_size = 7168\nqk_norm = \"head\"\n[rope]\n"
+    "base = 1000000.0\n[moe]\nscore = \"sigmoid\"\nexpert_bias = true\n"
+    "first_dense_layers = 2\nbalance_coefficient = 0.0\n";
+constexpr std::array<int64_t, 6> kLfm2AttentionLayers = {2, 6, 10, 14, 18, 21};
 
 constexpr PublishedShape kPublished[] = {
     {"transformer-xs", "Transformer-XS, MegaBlocks table 1", 6, 512, 8, 8, 0, 0, 1, true,
@@ -175,6 +192,10 @@ constexpr PublishedShape kPublished[] = {
      72, 10, true, kGraniteHybrid},
     {"nemotron-3-nano-30b-a3b", "Nemotron 3 Nano 30B-A3B (published configuration)", 52, 2688, 32,
      2, 1856, 128, 6, false, kNemotronNano},
+    {"k-exaone-236b-a23b", "K-EXAONE 236B-A23B (published configuration)", 48, 6144, 64, 8, 2048,
+     128, 8, false, kExaone},
+    {"lfm2-8b-a1b", "LFM2-8B-A1B (published configuration)", 24, 2048, 32, 8, 1792, 32, 4, true,
+     kLfm2},
 };
 
 /// The window's layers 0, 2, 4 and so on.
@@ -184,21 +205,23 @@ std::string every_other_layer(int64_t num_layers) {
   return fmt::format("model.window_layers = [{}]\n", fmt::join(layers, ", "));
 }
 
-/// Gated DeltaNet in layers 0, 1, 2, 4, 5, 6 and so on.
-std::string three_of_four_layers(int64_t num_layers) {
-  std::vector<int64_t> layers;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
-    if (layer % 4 != 3) layers.push_back(layer);
-  }
-  return fmt::format("model.delta_layers = [{}]\n", fmt::join(layers, ", "));
-}
-
 std::string list_layers(const char* key, int64_t num_layers, auto is_listed) {
   std::vector<int64_t> layers;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     if (is_listed(layer)) layers.push_back(layer);
   }
   return fmt::format("model.{} = [{}]\n", key, fmt::join(layers, ", "));
+}
+
+/// Layers 0, 1, 2, 4, 5, 6 and so on.
+std::string three_of_four_layers(const char* key, int64_t num_layers) {
+  return list_layers(key, num_layers, [](int64_t layer) { return layer % 4 != 3; });
+}
+
+std::string lfm2_layers(int64_t num_layers) {
+  return list_layers("conv_layers", num_layers, [](int64_t layer) {
+    return std::ranges::find(kLfm2AttentionLayers, layer) == kLfm2AttentionLayers.end();
+  });
 }
 
 std::string granite_layers(int64_t num_layers) {
@@ -235,7 +258,10 @@ Preset make_published(const PublishedShape& s) {
     }
   }
   if (s.extra == kGptOss) toml += every_other_layer(s.layers);
-  if (s.extra == kQwen3Next || s.extra == kQwen35) toml += three_of_four_layers(s.layers);
+  if (s.extra == kQwen3Next || s.extra == kQwen35)
+    toml += three_of_four_layers("delta_layers", s.layers);
+  if (s.extra == kExaone) toml += three_of_four_layers("window_layers", s.layers);
+  if (s.extra == kLfm2) toml += lfm2_layers(s.layers);
   if (s.extra == kGraniteHybrid) toml += granite_layers(s.layers);
   if (s.extra == kNemotronNano) toml += nemotron_layers(kNemotronNanoLayers);
   return {s.name, s.source, toml};

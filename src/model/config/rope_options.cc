@@ -4,70 +4,84 @@
 #include "model/config/limits.h"
 
 namespace tessera {
+namespace {
 
-void add_rope_options(ConfigSchema& schema, RopeConfig& rope) {
-  schema.add("rope.base", &rope.base, "Base of the rotary embedding", above(1));
-  schema.add("rope.fraction", &rope.fraction,
+/// Refuses one rotation, of which `config.rope` is that of `section`.
+void validate_section(const ModelConfig& config, std::string_view section) {
+  const RopeConfig& rope = config.rope;
+  const int64_t size = config.rotary_dim();
+  require(!config.is_latent() || rope.fraction == 1.0,
+          "{}.fraction {} does not go with model.attention = \"latent\"; set latent.rope_size",
+          section, rope.fraction);
+  if (rope.fraction == 0) {
+    require(rope.scaling == RopeScaling::kNone,
+            "{0}.scaling stretches the rotation, which {0}.fraction 0 takes away; leave it out",
+            section);
+    return;
+  }
+  require(size > 0 && size % 2 == 0,
+          "{} elements of a head are rotated ([{}]), and the rotary embedding turns pairs; make "
+          "that an even number above 0",
+          size, section);
+  const auto needs = [&](RopeScaling scaling, const char* name, int64_t value, const char* key) {
+    require(rope.scaling != scaling || value > 0, "{0}.scaling = \"{1}\" needs {0}.{2} above 0",
+            section, name, key);
+  };
+  needs(RopeScaling::kDynamic, "dynamic", rope.max_length, "max_length");
+  needs(RopeScaling::kYarn, "yarn", rope.original_length, "original_length");
+  needs(RopeScaling::kLlama3, "llama3", rope.original_length, "original_length");
+  require(rope.scaling != RopeScaling::kDynamic || size > 2,
+          "{}.scaling = \"dynamic\" needs more than 2 rotated elements a head", section);
+  require(rope.scaling != RopeScaling::kLlama3 ||
+              rope.high_frequency_factor > rope.low_frequency_factor,
+          "{0}.high_frequency_factor {1} must be above {0}.low_frequency_factor {2}", section,
+          rope.high_frequency_factor, rope.low_frequency_factor);
+}
+
+}  // namespace
+
+void add_rope_options(ConfigSchema& schema, RopeConfig& rope, std::string_view section) {
+  const auto key = [&](std::string_view name) { return fmt::format("{}.{}", section, name); };
+  schema.add(key("base"), &rope.base, "Base of the rotary embedding", above(1));
+  schema.add(key("fraction"), &rope.fraction,
              "Share of a head that is rotated, its first elements; 0: nothing is, and attention "
              "sees no positions",
              between(0, 1));
-  schema.add("rope.interleaved", &rope.interleaved,
+  schema.add(key("interleaved"), &rope.interleaved,
              "Rotate neighbouring elements as pairs, not the two halves");
-  schema.add_enum("rope.scaling", &rope.scaling,
+  schema.add_enum(key("scaling"), &rope.scaling,
                   {{"none", RopeScaling::kNone},
                    {"linear", RopeScaling::kLinear},
                    {"dynamic", RopeScaling::kDynamic},
                    {"yarn", RopeScaling::kYarn},
                    {"llama3", RopeScaling::kLlama3}},
                   "How the rotation is stretched to longer contexts");
-  schema.add("rope.factor", &rope.factor, "By how much it is stretched", at_least(1));
-  schema.add("rope.max_length", &rope.max_length,
+  schema.add(key("factor"), &rope.factor, "By how much it is stretched", at_least(1));
+  schema.add(key("max_length"), &rope.max_length,
              "dynamic: sequences beyond this length change the base", between(0, kMaxLength));
-  schema.add("rope.original_length", &rope.original_length,
+  schema.add(key("original_length"), &rope.original_length,
              "yarn, llama3: context that the model was trained for first", between(0, kMaxLength));
-  schema.add("rope.beta_fast", &rope.beta_fast,
+  schema.add(key("beta_fast"), &rope.beta_fast,
              "yarn: frequencies with more turns in that context stay", above(0));
-  schema.add("rope.beta_slow", &rope.beta_slow,
+  schema.add(key("beta_slow"), &rope.beta_slow,
              "yarn: frequencies with fewer turns are divided by the factor", above(0));
-  schema.add("rope.truncate", &rope.truncate, "yarn: whole indices as borders of the ramp");
-  schema.add("rope.attention_factor", &rope.attention_factor,
+  schema.add(key("truncate"), &rope.truncate, "yarn: whole indices as borders of the ramp");
+  schema.add(key("attention_factor"), &rope.attention_factor,
              "yarn: amplitude of rotated elements; 0: 0.1 ln(factor) + 1, or by mscale",
              at_least(0));
-  schema.add("rope.mscale", &rope.mscale, "yarn: DeepSeek's mscale; 0: none", at_least(0));
-  schema.add("rope.mscale_all_dims", &rope.mscale_all_dims,
+  schema.add(key("mscale"), &rope.mscale, "yarn: DeepSeek's mscale; 0: none", at_least(0));
+  schema.add(key("mscale_all_dims"), &rope.mscale_all_dims,
              "yarn: DeepSeek's mscale_all_dim; 0: none", at_least(0));
-  schema.add("rope.low_frequency_factor", &rope.low_frequency_factor,
+  schema.add(key("low_frequency_factor"), &rope.low_frequency_factor,
              "llama3: original context over the longest wavelength that is interpolated", above(0));
-  schema.add("rope.high_frequency_factor", &rope.high_frequency_factor,
+  schema.add(key("high_frequency_factor"), &rope.high_frequency_factor,
              "llama3: original context over the shortest wavelength that is interpolated",
              above(0));
 }
 
 void validate_rope(const ModelConfig& config) {
-  const RopeConfig& rope = config.rope;
-  const int64_t size = config.rotary_dim();
-  if (rope.fraction == 0 && !config.is_latent()) {
-    require(rope.scaling == RopeScaling::kNone,
-            "rope.scaling stretches the rotation, which rope.fraction 0 takes away; leave it out");
-    return;
-  }
-  require(size > 0 && size % 2 == 0,
-          "{} elements of a head are rotated, and the rotary embedding turns pairs; make that an "
-          "even number above 0",
-          size);
-  const auto needs = [&](RopeScaling scaling, const char* name, int64_t value, const char* key) {
-    require(rope.scaling != scaling || value > 0, "rope.scaling = \"{}\" needs {} above 0", name,
-            key);
-  };
-  needs(RopeScaling::kDynamic, "dynamic", rope.max_length, "rope.max_length");
-  needs(RopeScaling::kYarn, "yarn", rope.original_length, "rope.original_length");
-  needs(RopeScaling::kLlama3, "llama3", rope.original_length, "rope.original_length");
-  require(rope.scaling != RopeScaling::kDynamic || size > 2,
-          "rope.scaling = \"dynamic\" needs more than 2 rotated elements a head");
-  require(rope.scaling != RopeScaling::kLlama3 ||
-              rope.high_frequency_factor > rope.low_frequency_factor,
-          "rope.high_frequency_factor {} must be above rope.low_frequency_factor {}",
-          rope.high_frequency_factor, rope.low_frequency_factor);
+  validate_section(config.of_layer({}), "rope");
+  if (config.own_window_rope) validate_section(config.of_layer({.window = true}), "window_rope");
 }
 
 }  // namespace tessera

@@ -194,8 +194,10 @@ StageProof prove_stage(const StagePrograms& stage) {
   StageProof proof;
   if (stage.embedding)
     prove_program(parts_of(stage.embedding_layout, *stage.embedding), axes, groups, proof);
-  for (const auto& [key, kind] : stage.kinds)
-    prove_program(parts_of(kind->layout, kind->derived), axes, groups, proof);
+  for (const auto& [key, kind] : stage.kinds) {
+    const RankAxes own(groups, stage.config.of_layer(key.kind).kv_heads());
+    prove_program(parts_of(kind->layout, kind->derived), own, groups, proof);
+  }
   for (const HeadPasses& head : stage.heads)
     prove_program(parts_of(head.layout, head.derived), axes, groups, proof);
   if (stage.evaluation_head) {

@@ -333,6 +333,52 @@ inline std::vector<Case> gradient_cases() {
                   c.mamba = {.num_heads = 2, .head_size = 4, .state_size = 3, .conv_bias = false};
                   c.activation = Activation::kRelu2;
                 }),
+      make_case("gated_convolution",
+                [](ModelConfig& c) {
+                  c.init_deviation = 0.5;
+                  c.conv_layers = {0};
+                  c.conv = {.size = 3, .bias = true};
+                }),
+      make_case("gated_convolution_of_predicted_tokens",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 1;
+                  c.init_deviation = 0.5;
+                  c.conv_layers = {1};
+                  c.conv = {.size = 1};
+                }),
+      make_case("windows_of_their_own_rotation",
+                [](ModelConfig& c) {
+                  c.qk_norm = QkNorm::kHead;
+                  c.window = 3;
+                  c.window_layers = {1};
+                  c.own_window_rope = true;
+                  c.window_rope = {.base = 50, .interleaved = true};
+                  c.rope.fraction = 0;
+                }),
+      make_case("windows_of_their_own_heads",
+                [](ModelConfig& c) {
+                  c.window = 3;
+                  c.window_layers = {1};
+                  c.window_heads = 2;
+                  c.window_kv_heads = 1;
+                  c.window_sinks = true;
+                  c.value_size = 3;
+                  c.value_multiplier = 0.7;
+                  c.attention_gate = true;
+                }),
+      make_case("softplus_gates",
+                [](ModelConfig& c) {
+                  c.attention_gate = true;
+                  c.gate_function = AttentionGate::kSoftplus;
+                }),
+      make_case("softplus_gates_of_heads",
+                [](ModelConfig& c) {
+                  c.attention_gate = true;
+                  c.gate_function = AttentionGate::kSoftplusOfHeads;
+                  c.window = 3;
+                  c.window_layers = {1};
+                  c.window_heads = 6;
+                }),
       make_case("softmax_with_expert_bias", [](ModelConfig& c) { c.moe.expert_bias = true; }),
       make_case("latent",
                 [](ModelConfig& c) {

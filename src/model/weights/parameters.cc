@@ -24,8 +24,8 @@ bool ends_with(std::string_view text, std::string_view end) {
 bool projects_into_residual(const ModelConfig& config, std::string_view name) {
   if (config.moe.latent_size > 0 && ends_with(name, "moe.experts.down.weight")) return false;
   return ends_with(name, "attn.o.weight") || ends_with(name, "delta.o.weight") ||
-         ends_with(name, "mamba.o.weight") || ends_with(name, ".down.weight") ||
-         ends_with(name, "moe.latent_up.weight");
+         ends_with(name, "mamba.o.weight") || ends_with(name, "conv.o.weight") ||
+         ends_with(name, ".down.weight") || ends_with(name, "moe.latent_up.weight");
 }
 
 /// B starts at zero, and A with the variance of PEFT's: that of nn.Linear's uniform numbers, which

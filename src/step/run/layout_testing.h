@@ -192,6 +192,40 @@ inline std::vector<LayoutCase> model_layouts() {
          m.mamba_layers = {0};
          m.mamba = {.num_heads = 4, .head_size = 6, .num_groups = 2, .state_size = 5};
        }},
+      {"gated_convolution", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+       },
+       [](M& m) {
+         m.init_deviation = 0.5;
+         m.conv_layers = {0};
+         m.conv = {.size = 3, .bias = true};
+       }},
+      {"windows_of_their_own_rotation", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+       },
+       [](M& m) {
+         m.window = 5;
+         m.window_layers = {1};
+         m.own_window_rope = true;
+         m.rope.fraction = 0;
+         m.window_rope = {.base = 100, .fraction = 0.5};
+       }},
+      {"windows_of_their_own_heads", 4, [](P& p) { p.layout.tp = 4; },
+       [](M& m) {
+         m.window = 5;
+         m.window_layers = {1};
+         m.window_heads = 8;
+         m.window_kv_heads = 1;
+         m.attention_gate = true;
+         m.gate_function = AttentionGate::kSoftplusOfHeads;
+         m.window_sinks = true;
+         m.value_size = 5;
+         m.value_multiplier = 0.7;
+       }},
       {"latent_experts", 2,
        [](P& p) {
          p.layout.ep = 2;

@@ -84,6 +84,11 @@ TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithScans) {
   expect_invariant(rig);
 }
 
+TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithConvolutions) {
+  Rig rig(DType::kBF16, testing::make_conv);
+  expect_invariant(rig);
+}
+
 /// The generator of single sequences is the same arithmetic up to the order of sums.
 void expect_as_the_generator(Rig& rig) {
   Generator generator(rig.config, rig.dtype, rig.backend, *rig.parameters, rig.experts);
@@ -125,6 +130,11 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithStates) {
 
 TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithScans) {
   Rig rig(DType::kF32, testing::make_mamba);
+  expect_as_the_generator(rig);
+}
+
+TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithConvolutions) {
+  Rig rig(DType::kF32, testing::make_conv);
   expect_as_the_generator(rig);
 }
 

@@ -72,6 +72,23 @@ inline void make_mamba(ModelConfig& model) {
   model.mamba_layers = {0};
 }
 
+/// Gated short convolutions in one layer, whose last inputs are kept in slots, and a window with a
+/// rotation of its own in the other.
+inline void make_conv(ModelConfig& model) {
+  model.conv_layers = {0};
+  model.conv.bias = true;
+  model.window = 9;
+  model.window_layers = {1};
+  model.own_window_rope = true;
+  model.window_rope = {.base = 50, .interleaved = true};
+  model.window_heads = 2;
+  model.window_kv_heads = 1;
+  model.attention_gate = true;
+  model.gate_function = AttentionGate::kSoftplusOfHeads;
+  model.window_sinks = true;
+  model.value_size = 5;
+}
+
 /// All that a sequence came to, so that bits can be compared.
 struct Written {
   std::vector<int32_t> ids;

@@ -59,8 +59,11 @@ std::vector<int64_t> at_stages(const Layout& layout, const std::vector<int64_t>&
 std::vector<ReplicaRanks> list_flat(const Settings& settings, const Layout& layout, int64_t rank) {
   std::vector<ReplicaRanks> groups;
   const int64_t tp = layout.degree(Axis::kTp);
-  const int64_t kv_copies = std::clamp<int64_t>(tp / settings.model.kv_heads(), 1, tp);
-  for (const int64_t copies : std::set<int64_t>{1, kv_copies, tp}) {
+  const auto kv_copies = [&](LayerKind kind) {
+    return std::clamp<int64_t>(tp / settings.model.of_layer(kind).kv_heads(), 1, tp);
+  };
+  for (const int64_t copies :
+       std::set<int64_t>{1, kv_copies({}), kv_copies({.window = true}), tp}) {
     groups.push_back({.name = fmt::format("dense_replicas_{}", copies),
                       .placement = {.tp_copies = copies},
                       .ranks = dense_replicas(layout, rank, copies),

@@ -278,6 +278,11 @@ void validate_qk_clip(const Settings& settings) {
           "head, so that scaling their weights changes no logit, and the norms' weights, which all "
           "heads share, bound the logits; leave optim.qk_clip out",
           settings.qk_clip);
+  require(settings.model.window_kv_heads == 0 && settings.model.window_heads == 0,
+          "optim.qk_clip is {}, but layers with a window have heads of their own "
+          "(model.window_heads, model.window_kv_heads), whose rows it would not find; leave one of "
+          "them out",
+          settings.qk_clip);
   require(!settings.shard.release_gradients,
           "optim.qk_clip is {}, but with optim.release_gradients layers are updated before all "
           "ranks' logits are known; leave one of them out",

@@ -93,6 +93,28 @@ constexpr OptionFamily kFamilies[] = {
                                                               .state_size = 7,
                                                               .conv_size = 3,
                                                               .proj_bias = true}; }},
+    {"gated_convolution", [](Settings& s) { s.model.conv_layers = {0};
+                                            s.model.conv = {.bias = true}; }},
+    {"gated_convolution_of_documents", [](Settings& s) { s.data.split_documents = true;
+                                                         s.train.recompute = {"all"};
+                                                         s.model.conv_layers = {0, 1};
+                                                         s.model.conv = {.size = 6}; }},
+    {"windows_of_their_own_rotation", [](Settings& s) { s.model.window = 9;
+                                                        s.model.window_layers = {1};
+                                                        s.model.qk_norm = QkNorm::kHead;
+                                                        s.model.own_window_rope = true;
+                                                        s.model.window_rope = {.base = 100};
+                                                        s.model.rope.fraction = 0; }},
+    {"windows_of_their_own_heads", [](Settings& s) { s.model.window = 9;
+                                                     s.model.window_layers = {1};
+                                                     s.model.window_heads = 8;
+                                                     s.model.window_kv_heads = 4;
+                                                     s.model.attention_gate = true;
+                                                     s.model.gate_function =
+                                                         AttentionGate::kSoftplusOfHeads;
+                                                     s.model.window_sinks = true;
+                                                     s.model.value_size = 32;
+                                                     s.model.value_multiplier = 0.7; }},
     // Experts.
     {"biased_experts", [](Settings& s) { s.model.moe.mlp_bias = s.model.moe.router_bias = true;
                                          s.model.activation = Activation::kSwiGLUOai; }},

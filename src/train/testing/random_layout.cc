@@ -263,6 +263,38 @@ void draw_mamba(Draw& draw, RandomLayout& result) {
                  .proj_bias = draw.chance(2)};
 }
 
+/// A rotation of their own for layers with a window, or gated short convolutions in some layers
+/// that would attend.
+void draw_mixed(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const ParallelSpec& parallel = result.settings.parallel;
+  model.gate_function =
+      draw.of({AttentionGate::kSigmoid, AttentionGate::kSoftplus, AttentionGate::kSoftplusOfHeads});
+  if (!model.is_latent() && draw.chance(4)) {
+    model.value_size = 3 + draw.upto(6);
+    model.value_multiplier = draw.of({1.0, 0.7});
+  }
+  if (model.window > 0) {
+    if (!model.is_latent() && result.settings.qk_clip == 0 && draw.chance(2)) {
+      model.window_heads = model.num_heads * draw.of<int64_t>({1, 2});
+      model.window_kv_heads = draw.divisor(model.window_heads);
+      model.window_sinks = draw.chance(2);
+    }
+    model.own_window_rope = draw.chance(2);
+    if (!model.own_window_rope) return;
+    model.window_rope = {.base = 100, .interleaved = draw.chance(2)};
+    if (!model.is_latent() && draw.chance(2)) model.rope = {.fraction = 0};
+    return;
+  }
+  const bool spreads_tokens =
+      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
+  if (spreads_tokens || result.settings.qk_clip > 0 || !draw.chance(3)) return;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.is_attention_layer(layer) && draw.chance(2)) model.conv_layers.push_back(layer);
+  }
+  model.conv = {.size = 1 + draw.upto(4), .bias = draw.chance(2)};
+}
+
 /// Slots for clones of hot experts, where nothing is drawn that they do not go with.
 void draw_clones(Draw& draw, RandomLayout& result) {
   MoeConfig& moe = result.settings.model.moe;
@@ -443,6 +475,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_mamba(draw, result);
     draw_noise(draw, result.settings.model.moe);
     draw_choice(draw, result.settings);
+    draw_mixed(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -223,6 +223,55 @@ TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
   agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
 }
 
+/// Layers with gated short convolutions, their channels spread, between layers that attend.
+TEST(AnyLayouts, SpreadChannelsOfGatedConvolutions) {
+  Settings settings = small_settings();
+  ModelConfig& model = settings.model;
+  model.num_layers = 4;
+  model.num_heads = 4;
+  model.num_kv_heads = 2;
+  model.head_size = 8;
+  model.conv_layers = {0, 1, 3};
+  model.conv = {.size = 3, .bias = true};
+  settings.data.sequence_length = 16;
+  settings.data.split_documents = true;
+  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
+    settings.parallel.layout = layout;
+    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+    expect_agreement(settings, num_ranks);
+  };
+  agrees({.tp = 2}, 2);
+  agrees({.pp = 2}, 2);
+  settings.train.recompute = {"all"};
+  agrees({.tp = 4, .ep = 4}, 4);
+  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+}
+
+/// Layers with a window rotated unlike those without, the latter not at all.
+TEST(AnyLayouts, SpreadLayersOfTwoRotations) {
+  Settings settings = small_settings();
+  ModelConfig& model = settings.model;
+  model.num_layers = 3;
+  model.num_heads = 4;
+  model.num_kv_heads = 2;
+  model.head_size = 8;
+  model.window = 5;
+  model.window_layers = {0, 2};
+  model.own_window_rope = true;
+  model.window_rope = {.base = 30, .fraction = 0.5};
+  model.rope.fraction = 0;
+  settings.data.sequence_length = 16;
+  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
+    settings.parallel.layout = layout;
+    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+    expect_agreement(settings, num_ranks);
+  };
+  agrees({.tp = 2, .cp = 2}, 4);
+  agrees({.pp = 3}, 3);
+  settings.parallel.attention = AttentionParallel::kUlysses;
+  agrees({.cp = 2}, 2);
+}
+
 /// Layers with Mamba-2, their groups of heads spread, layers of a mixer alone and of experts alone.
 TEST(AnyLayouts, SpreadGroupsOfMamba) {
   Settings settings = small_settings();

@@ -293,6 +293,22 @@ TEST(Generator, LogProbabilitiesWithMamba) {
   });
 }
 
+/// The last inputs of a gated convolution beside keys and values, some of them not rotated.
+TEST(Generator, LogProbabilitiesWithGatedConvolutionsAndTwoRotations) {
+  for (const bool biased : {false, true}) {
+    expect_cache_agrees([=](ModelConfig& model) {
+      model.num_layers = 3;
+      model.conv_layers = {0};
+      model.conv = {.size = 3, .bias = biased};
+      model.window = 4;
+      model.window_layers = {2};
+      model.own_window_rope = true;
+      model.window_rope.base = 20;
+      model.rope.fraction = 0;
+    });
+  }
+}
+
 /// As Granite and Hunyuan have them.
 TEST(Generator, LogProbabilitiesWithMultipliersAndNormsOfRotatedHeads) {
   expect_cache_agrees([](ModelConfig& model) {
