@@ -132,6 +132,47 @@ CASES = {
     "nemotron_h_latent": ("NemotronH", dict(
         NEMOTRON, layers_block_type=["moe", "linear_attention", "full_attention"], n_routed_experts=6, moe_latent_size=12,
         norm_topk_prob=False, use_bias=True, use_conv_bias=False, mlp_hidden_act="gelu")),
+    "exaone_moe": ("ExaoneMoe", dict(
+        SMALL, **EXPERTS, num_hidden_layers=3, head_dim=12, sliding_window=6, rms_norm_eps=1e-3, num_experts=8,
+        num_shared_experts=2, n_group=2, topk_group=1, routed_scaling_factor=1.7,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        rope_parameters=dict(rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=32))),
+    "mellum": ("Mellum", dict(
+        SMALL, **EXPERTS, num_hidden_layers=3, head_dim=12, sliding_window=5, num_experts=6, norm_topk_prob=True,
+        attention_bias=True, output_router_logits=True, router_aux_loss_coef=0.05,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["sparse", "sparse", "dense"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="yarn", rope_theta=500000.0, factor=4.0, original_max_position_embeddings=16),
+            sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
+    "mimo_v2_flash": ("MiMoV2Flash", dict(
+        SMALL, **EXPERTS, num_hidden_layers=3, head_dim=12, v_head_dim=10, sliding_window=6, n_routed_experts=6,
+        n_group=2, topk_group=1, routed_scaling_factor=1.3, attention_bias=True,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=0.334),
+            sliding_attention=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)))),
+    "laguna": ("Laguna", dict(
+        SMALL, **EXPERTS, num_hidden_layers=3, rms_norm_eps=1e-3, head_dim=12, sliding_window=6, num_experts=6,
+        num_attention_heads_per_layer=[4, 6, 6], shared_expert_intermediate_size=20, moe_routed_scaling_factor=1.4,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="yarn", rope_theta=50000.0, factor=4.0, partial_rotary_factor=0.5,
+                                original_max_position_embeddings=16),
+            sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
+    "laguna_elements": ("Laguna", dict(
+        SMALL, **EXPERTS, num_hidden_layers=2, rms_norm_eps=1e-3, head_dim=8, gating="per-element", num_experts=4,
+        shared_expert_intermediate_size=16, mlp_layer_types=["sparse", "sparse"], tie_word_embeddings=True)),
+    "lfm2_moe": ("Lfm2Moe", dict(
+        SMALL, **EXPERTS, num_hidden_layers=4, norm_eps=1e-3, num_experts=6, num_dense_layers=1, routed_scaling_factor=1.4,
+        layer_types=["conv", "full_attention", "conv", "conv"], rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
+    "lfm2_moe_biases": ("Lfm2Moe", dict(
+        SMALL, **EXPERTS, num_hidden_layers=3, norm_eps=1e-3, num_experts=4, num_dense_layers=0, use_expert_bias=False,
+        norm_topk_prob=False, conv_bias=True, conv_L_cache=4, head_dim=12, tie_word_embeddings=False,
+        layer_types=["full_attention", "conv", "full_attention"])),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
@@ -161,7 +202,7 @@ def randomize(model, generator):
         noise = torch.randn(tensor.shape, generator=generator)
         if is_centred_norm(model, name):  # whose 1 + weight is exact in F32
             tensor.data = (0.1 * noise * 256).round() / 256 + 0.0
-        elif "conv1d" in name:
+        elif "conv1d" in name or name.endswith("conv.conv.weight"):
             tensor.data = 0.5 * noise
         elif "norm" in name:
             tensor.data = 1 + 0.1 * noise
@@ -170,7 +211,7 @@ def randomize(model, generator):
         elif name.endswith(("gate_up_proj_bias", "sinks")):  # so that some gates are clamped
             tensor.data = (3.0 if name.endswith("bias") else 1.0) * noise
         else:
-            tensor.data = (0.03 if "correction_bias" in name else 0.12) * noise
+            tensor.data = (0.03 if name.endswith(("correction_bias", "expert_bias")) else 0.12) * noise
 
 
 def save_gradients(model, folder, file="grads.safetensors"):
@@ -182,7 +223,7 @@ def save_gradients(model, folder, file="grads.safetensors"):
         parameter.data = torch.zeros_like(parameter) if grad is None else grad.clone()
         parameter.grad = None
     for name, buffer in carrier.named_buffers():
-        if "correction_bias" in name:
+        if name.endswith(("correction_bias", "expert_bias")):
             buffer.zero_()
     carrier.save_pretrained(folder / "grads")
     (folder / "grads" / "model.safetensors").rename(folder / file)

@@ -52,14 +52,17 @@ LooseTensors fuse_experts(const LooseTensors& tensors, const std::string& fixtur
     std::string plain = name;
     const auto moe = name.find(".block_sparse_moe.");
     if (moe != std::string::npos) plain.replace(moe, 18, ".mlp.");
-    if (name.find(".experts.") == std::string::npos) fused[plain] = tensor;
+    const bool is_correction = name.ends_with(config.family->correction_name);
+    if (name.find(".experts.") == std::string::npos || is_correction) fused[plain] = tensor;
   }
   const ModelConfig& model = config.model;
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (!model.is_moe_layer(layer)) continue;
     const std::string from =
         fmt::format("model.layers.{}.{}.experts.", layer, config.family->moe_name);
-    const std::string to = fmt::format("model.layers.{}.mlp.experts.", layer);
+    const bool renamed = config.family->moe_name == "block_sparse_moe";
+    const std::string to = fmt::format("model.layers.{}.{}.experts.", layer,
+                                       renamed ? "mlp" : config.family->moe_name);
     const int64_t count = model.moe.num_experts;
     const int64_t inner = model.moe.inner_size;
     LooseTensor gate_up{DType::kF32, {count, 2 * inner, model.hidden_size}, {}};

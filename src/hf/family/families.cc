@@ -1,4 +1,6 @@
-#include "hf/family/family.h"
+#include <vector>
+
+#include "hf/family/family_tables.h"
 
 namespace tessera {
 namespace {
@@ -364,132 +366,26 @@ constexpr Family kGraniteMoeShared = {
     .shared_name = "shared_mlp",
 };
 
-constexpr Family kGraniteMoeHybrid = {
-    .model_type = "granitemoehybrid",
-    .architecture = "GraniteMoeHybridForCausalLM",
-    .defaults = R"({"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": null,
-        "head_dim": null, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-        "attention_bias": false, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
-        "residual_multiplier": 1.0, "attention_multiplier": 1.0, "num_local_experts": 8,
-        "num_experts_per_tok": 2, "output_router_logits": false, "router_aux_loss_coef": 0.001,
-        "shared_intermediate_size": 1024, "position_embedding_type": null, "layer_types": null,
-        "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto",
-        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": true, "mamba_proj_bias": false,
-        "time_step_limit": null})",
-    .fixed = R"({"normalization_function": "rmsnorm"})",
-    .unused = R"(["mamba_chunk_size", "init_method"])",
-    .output_bias = true,
-    .mamba = MambaRule::kGranite,
-    .expert_tensors = ExpertTensors::kLinears,
-    .moe_name = "block_sparse_moe",
-    .router_name = "router.layer",
-    .shared_name = "shared_mlp",
-};
-
-constexpr Family kNemotronH = {
-    .model_type = "nemotron_h",
-    .architecture = "NemotronHForCausalLM",
-    .defaults = R"({"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504,
-        "num_hidden_layers": null, "layers_block_type": null, "hybrid_override_pattern": null,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "relu2",
-        "mlp_bias": false, "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64,
-        "n_groups": 8, "conv_kernel": 4, "use_conv_bias": true, "use_bias": false,
-        "time_step_min": 0.001, "n_routed_experts": 8, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
-        "moe_latent_size": null, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
-        "norm_topk_prob": true, "pad_token_id": 0})",
-    .fixed = R"({"mamba_hidden_act": "silu", "output_router_logits": false,
-        "tie_word_embeddings": false})",
-    // Limits and floors of steps serve to draw weights; of predicting further tokens and of how
-    // it is computed the rest.
-    .unused = R"(["chunk_size", "expand", "mamba_proj_bias", "mamba_ssm_cache_dtype",
-        "moe_shared_expert_overlap", "mtp_layers_block_type", "mtp_hybrid_override_pattern",
-        "n_shared_experts", "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32",
-        "time_step_floor", "time_step_limit", "time_step_max", "use_mamba_kernels",
-        "partial_rotary_factor"])",
-    .renamed = R"({"layer_norm_epsilon": "rms_norm_eps", "mlp_hidden_act": "hidden_act"})",
-    .plain_mlps = true,
-    .mamba = MambaRule::kNemotron,
-    .router = RouterRule::kBiasedSigmoid,
-    .moe_name = "mixer",
-};
-
-constexpr Family kQwen3Next = {
-    .model_type = "qwen3_next",
-    .architecture = "Qwen3NextForCausalLM",
-    .defaults = R"({"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632,
-        "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2,
-        "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-        "partial_rotary_factor": 0.25, "attention_bias": false, "layer_types": null,
-        "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-        "decoder_sparse_step": 1, "mlp_only_layers": null, "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10,
-        "norm_topk_prob": true, "output_router_logits": false, "router_aux_loss_coef": 0.001})",
-    .fixed = R"({"use_sliding_window": false})",
-    .qk_norm = QkNorm::kHead,
-    .output_bias = true,
-    .gated_delta = true,
-    .shared_name = "shared_expert",
-};
-
-/// Of multi-token prediction, which transformers leaves out, and of other programs' states.
-constexpr std::string_view kQwen35Unused =
-    R"(["mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype"])";
-
-constexpr Family kQwen35 = {
-    .model_type = "qwen3_5_text",
-    .architecture = "Qwen3_5ForCausalLM",
-    .whole = {"qwen3_5", "Qwen3_5ForConditionalGeneration"},
-    .defaults = R"({"vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
-        "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
-        "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-        "partial_rotary_factor": 0.25, "attention_bias": false, "layer_types": null,
-        "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32})",
-    .fixed = R"({"attn_output_gate": true, "mlp_only_layers": []})",
-    .unused = kQwen35Unused,
-    .qk_norm = QkNorm::kHead,
-    .output_bias = true,
-    .gated_delta = true,
-    .apart_delta = true,
-};
-
-constexpr Family kQwen35Moe = {
-    .model_type = "qwen3_5_moe_text",
-    .architecture = "Qwen3_5MoeForCausalLM",
-    .whole = {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"},
-    .defaults = R"({"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 5632,
-        "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2,
-        "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-        "partial_rotary_factor": 0.25, "attention_bias": false, "layer_types": null,
-        "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 256,
-        "num_experts_per_tok": 8, "output_router_logits": false, "router_aux_loss_coef": 0.001})",
-    .fixed = R"({"attn_output_gate": true, "mlp_only_layers": [], "decoder_sparse_step": 1,
-        "norm_topk_prob": true})",
-    .unused = kQwen35Unused,
-    .qk_norm = QkNorm::kHead,
-    .output_bias = true,
-    .gated_delta = true,
-    .apart_delta = true,
-    .shared_name = "shared_expert",
-};
-
 constexpr std::array kFamilies = {
-    kLlama,     kMistral,          kQwen2,       kQwen3,         kMixtral,    kQwen3Moe,
-    kOlmoe,     kQwen2Moe,         kDeepseekV2,  kDeepseekV3,    kGlm4Moe,    kGptOss,
-    kDots1,     kMinimaxM2,        kErnie45Moe,  kHunyuanV1Moe,  kGraniteMoe, kHyV3,
-    kSolarOpen, kGraniteMoeShared, kGlm4MoeLite, make_kimi_k2(), kQwen3Next,  kQwen35,
-    kQwen35Moe, kGraniteMoeHybrid, kNemotronH};
+    kLlama,     kMistral,          kQwen2,       kQwen3,        kMixtral,    kQwen3Moe,
+    kOlmoe,     kQwen2Moe,         kDeepseekV2,  kDeepseekV3,   kGlm4Moe,    kGptOss,
+    kDots1,     kMinimaxM2,        kErnie45Moe,  kHunyuanV1Moe, kGraniteMoe, kHyV3,
+    kSolarOpen, kGraniteMoeShared, kGlm4MoeLite, make_kimi_k2()};
 
 }  // namespace
 
-std::span<const Family> families() {
+std::span<const Family> alike_families() {
   return kFamilies;
+}
+
+std::span<const Family> families() {
+  static const std::vector<Family> all = [] {
+    std::vector<Family> joined;
+    for (const std::span<const Family> table : {alike_families(), mixed_families()})
+      joined.insert(joined.end(), table.begin(), table.end());
+    return joined;
+  }();
+  return all;
 }
 
 }  // namespace tessera

@@ -22,6 +22,16 @@ enum class WindowRule {
   kEvenLayers,   ///< by `layer_types`; without it, switched even layers below `max_window_layers`
   kAlternating,  ///< by `layer_types`; without it, even layers
   kLastLayers,   ///< by `layer_types`; without it, layers from `max_window_layers` on
+  kListed,       ///< by `layer_types`; without it, none
+  kFiveOfSix,    ///< by `layer_types`; without it, all but the first and every sixth
+  kAllButEvery,  ///< by `layer_types`; without it, all but every `sliding_window_pattern`-th
+};
+
+/// How layers with a sliding window and those without are rotated.
+enum class RopeRule {
+  kAlike,
+  kWindowsAlone,  ///< EXAONE: where there is a `sliding_window`, layers without it are not
+  kByLayerType,   ///< by an entry of `rope_parameters` for each type of layer
 };
 
 /// How the router's logits become choices and probabilities.
@@ -73,6 +83,8 @@ struct Family {
   bool qkv_bias = false;     ///< biases in any case, not by `attention_bias` or `qkv_bias`
   bool output_bias = false;  ///< `attention_bias` is also of the output projection
   bool attention_sinks = false;
+  /// MiMo-V2: layers with a window have sinks, and twice the key and value heads
+  bool mimo_windows = false;
   bool clamped_swiglu = false;  ///< instead of what `hidden_act` says
   bool listed_counts = false;   ///< numbers of experts may be lists of one number for each layer
   bool base_alpha = false;      ///< the rotation's base may grow by an `alpha` (rope_json.cc)
@@ -81,10 +93,14 @@ struct Family {
   bool gated_delta = false;
   /// Qwen3.5: whose projections are tensors of their own, not by key head
   bool apart_delta = false;
+  /// LFM2: gated short convolutions in the layers that `layer_types` lists
+  bool gated_conv = false;
   bool plain_mlps = false;  ///< MLPs and experts have no gates
   bool one_shared = false;  ///< a shared expert of the experts' inner size, which no key says
   MambaRule mamba = MambaRule::kNone;
   WindowRule window = WindowRule::kNone;
+  RopeRule rope = RopeRule::kAlike;
+  int64_t first_dense = 1;  ///< layers without experts, where no list of MLPs' types says which
   RouterRule router = RouterRule::kSoftmax;
   ExpertTensors expert_tensors = ExpertTensors::kPlain;
   std::string_view moe_name = "mlp";
@@ -93,6 +109,12 @@ struct Family {
   std::array<std::string_view, 3> expert_names = {"gate_proj", "up_proj", "down_proj"};
   std::string_view shared_name = "shared_experts";
   std::array<std::string_view, 2> norm_names = {"q_norm", "k_norm"};
+  std::string_view output_name = "o_proj";
+  std::string_view sinks_name = "sinks";
+  std::string_view gate_name = "";  ///< of attention's gate, where `gating` says its function
+  std::string_view dense_name = "mlp";
+  std::array<std::string_view, 2> layer_norms = {"input_layernorm", "post_attention_layernorm"};
+  std::string_view final_norm = "model.norm";
 
   /// Whether the family reads what is named so, under whatever name its files have for it.
   bool has_key(std::string_view key) const;

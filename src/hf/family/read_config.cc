@@ -79,6 +79,8 @@ void read_multipliers(const ConfigJson& config, ModelConfig& model) {
   read("residual_multiplier", model.residual_multiplier);
   read("attention_multiplier", model.attention_multiplier);
   read("logits_scaling", model.logits_divisor);
+  if (!config.is_null("attention_value_scale"))
+    read("attention_value_scale", model.value_multiplier);
 }
 
 /// The row of the embedding that PyTorch keeps out of training; negative ids count from the end.
@@ -106,7 +108,8 @@ void read_shape(const ConfigJson& config, ModelConfig& model) {
   model.norm_eps = positive(config, "rms_norm_eps");
   require(model.norm_eps <= 1, "{}: 'rms_norm_eps' must be at most 1, found {}", config.where(),
           model.norm_eps);
-  model.tie_embeddings = config.flag("tie_word_embeddings");
+  const bool short_name = !config.is_null("tie_embedding");  // which transformers prefers
+  model.tie_embeddings = config.flag(short_name ? "tie_embedding" : "tie_word_embeddings");
   read_deviation(config, model);
   read_multipliers(config, model);
 }
@@ -120,6 +123,10 @@ void read_heads(const ConfigJson& config, ModelConfig& model) {
           "{}: hidden_size {} is not divisible by num_attention_heads {}", config.where(),
           model.hidden_size, model.num_heads);
   model.head_size = head_size.value_or(model.hidden_size / model.num_heads);
+  if (family.has_key("v_head_dim")) {
+    const int64_t value_size = bounded(config, "v_head_dim", 1, kMaxWidth);
+    if (value_size != model.head_size) model.value_size = value_size;
+  }
   model.qk_norm = family.qk_norm;
   model.norm_after_rotation = family.norm_after_rotation;
   if (family.has_key("use_qk_norm") && config.flag("use_qk_norm")) model.qk_norm = QkNorm::kHead;
@@ -160,8 +167,30 @@ void read_biases(const ConfigJson& config, ModelConfig& model) {
   model.attention_sinks = family.attention_sinks;
 }
 
+/// All layers but every n-th.
+std::vector<int64_t> layers_between(const ConfigJson& config, int64_t num_layers) {
+  const int64_t interval = bounded(config, "sliding_window_pattern", 1, kMaxLayers);
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < num_layers; ++i) {
+    if ((i + 1) % interval != 0) layers.push_back(i);
+  }
+  return layers;
+}
+
+std::vector<int64_t> five_of_six_layers(int64_t num_layers) {
+  std::vector<int64_t> layers;
+  for (int64_t i = 1; i < num_layers; ++i) {
+    if ((i + 1) % 6 != 0) layers.push_back(i);
+  }
+  return layers;
+}
+
 /// Layers with a window by the rule of a family that has `layer_types`.
 std::vector<int64_t> default_window_layers(const ConfigJson& config, int64_t num_layers) {
+  const WindowRule rule = config.family().window;
+  if (rule == WindowRule::kListed) return {};
+  if (rule == WindowRule::kFiveOfSix) return five_of_six_layers(num_layers);
+  if (rule == WindowRule::kAllButEvery) return layers_between(config, num_layers);
   const bool alternating = config.family().window == WindowRule::kAlternating;
   const int64_t border = alternating ? num_layers : config.size("max_window_layers", 0);
   const bool even = alternating || config.family().window == WindowRule::kEvenLayers;
@@ -199,8 +228,8 @@ void set_window(ModelConfig& model, int64_t window, std::vector<int64_t> layers)
 void read_windows(const ConfigJson& config, ModelConfig& model) {
   const WindowRule rule = config.family().window;
   if (rule == WindowRule::kNone) return;
-  const bool switched = rule == WindowRule::kSize || rule == WindowRule::kAlternating ||
-                        rule == WindowRule::kLastLayers || config.flag("use_sliding_window");
+  const bool switched =
+      !config.family().has_key("use_sliding_window") || config.flag("use_sliding_window");
   const bool has_window = switched && !config.is_null("sliding_window");
   if (rule == WindowRule::kSize || rule == WindowRule::kSwitched) {
     if (has_window) model.window = bounded(config, "sliding_window", 1, kMaxLength);
@@ -216,6 +245,53 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
           config.family().has_key("use_sliding_window") ? "use_sliding_window and " : "");
   if (has_window)
     set_window(model, bounded(config, "sliding_window", 1, kMaxLength), std::move(layers));
+}
+
+/// Numbers of heads by a list for all layers, which may depend on the window alone.
+void read_listed_heads(const ConfigJson& config, ModelConfig& model) {
+  constexpr const char* kKey = "num_attention_heads_per_layer";
+  if (config.is_null(kKey)) return;
+  const json& list = config.value(kKey);
+  require(list.is_array() && std::cmp_equal(list.size(), model.num_layers),
+          "{}: '{}' must be a list of one number for each of the {} layers", config.where(), kKey,
+          model.num_layers);
+  int64_t heads[2] = {0, 0};  // of layers without a window, and with
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    int64_t& own = heads[model.has_window(layer) ? 1 : 0];
+    const int64_t found = json_size(list[layer], "a number of heads", config.where());
+    require(found >= 1 && found <= kMaxHeads, "{}: '{}' lists {} heads; from 1 to {} are supported",
+            config.where(), kKey, found, kMaxHeads);
+    require(own == 0 || own == found,
+            "{}: '{}' has {} and {} heads in layers of one type, which must be alike",
+            config.where(), kKey, own, found);
+    own = found;
+  }
+  model.num_heads = heads[0] > 0 ? heads[0] : heads[1];
+  if (heads[1] > 0 && heads[1] != model.num_heads) model.window_heads = heads[1];
+}
+
+/// Laguna's: a softplus of each head, or of each element.
+void read_gating(const ConfigJson& config, ModelConfig& model) {
+  if (config.family().gate_name.empty()) return;
+  const json& gating = config.value("gating");
+  const bool of_heads = gating == true || gating == "per-head";
+  require(of_heads || gating == "per-element",
+          "{}: 'gating' is {}; supported are true, \"per-head\" and \"per-element\"",
+          config.where(), quote_for_message(gating.dump()));
+  model.attention_gate = true;
+  model.gate_function = of_heads ? AttentionGate::kSoftplusOfHeads : AttentionGate::kSoftplus;
+}
+
+/// What layers with a window have of their own.
+void read_window_heads(const ConfigJson& config, ModelConfig& model) {
+  read_listed_heads(config, model);
+  if (!config.family().mimo_windows || model.window == 0) return;
+  model.window_sinks = true;
+  model.window_kv_heads = 2 * model.kv_heads();
+  require(model.window_kv_heads <= kMaxHeads,
+          "{}: 'num_key_value_heads' is {}, twice which layers with a window have; at most {} are "
+          "supported",
+          config.where(), model.kv_heads(), kMaxHeads);
 }
 
 /// Gated DeltaNet in all layers but every n-th, where no list says which.
@@ -240,6 +316,16 @@ void read_delta(const ConfigJson& config, ModelConfig& model) {
   }
 }
 
+/// Gated short convolutions in the layers of a list.
+void read_conv(const ConfigJson& config, ModelConfig& model) {
+  if (!config.family().gated_conv) return;
+  require(model.activation == Activation::kSwiGLU, "{}: 'hidden_act' is {}; only silu is supported",
+          config.where(), quote_for_message(config.text("hidden_act")));
+  model.conv = {.size = bounded(config, "conv_L_cache", 1, ShortConv::kMaxTaps),
+                .bias = config.flag("conv_bias")};
+  model.conv_layers = read_layer_types(config, model.num_layers, "conv");
+}
+
 /// Makes the layers without experts those for which `is_dense` holds.
 template <typename Predicate>
 void set_dense_layers(ModelConfig& model, Predicate is_dense) {
@@ -252,10 +338,14 @@ void set_dense_layers(ModelConfig& model, Predicate is_dense) {
   }
 }
 
-/// By a list of one type for each layer; without it, the first layer is dense.
+/// By a list of one type for each layer; without it, the first layers are dense.
 void read_mlp_types(const ConfigJson& config, ModelConfig& model) {
   if (config.is_null("mlp_layer_types")) {
-    set_dense_layers(model, [](int64_t layer) { return layer == 0; });
+    const Family& family = config.family();
+    const int64_t first = family.has_key("first_k_dense_replace")
+                              ? bounded(config, "first_k_dense_replace", 0, kMaxLayers)
+                              : family.first_dense;
+    set_dense_layers(model, [=](int64_t layer) { return layer < first; });
     return;
   }
   const json& types = config.value("mlp_layer_types");
@@ -329,11 +419,12 @@ void read_router(const ConfigJson& config, MoeConfig& moe, std::vector<std::stri
   moe.score = ScoreFunction::kSoftmax;
   moe.score_order = ScoreOrder::kBeforeTopK;
   moe.normalize_top_k = !family.has_key("norm_topk_prob") || config.flag("norm_topk_prob");
-  if (family.has_key("routed_scaling_factor")) {
+  if (!config.is_null("routed_scaling_factor")) {
     moe.score_scale = positive(config, "routed_scaling_factor");
   }
   if (family.router == RouterRule::kGroupMax) read_group_max(config, moe, notes);
-  moe.expert_bias = family.has_correction_bias();
+  moe.expert_bias = family.has_correction_bias() &&
+                    (!family.has_key("use_expert_bias") || config.flag("use_expert_bias"));
   if (family.router == RouterRule::kBiasedSigmoid) {
     moe.score = ScoreFunction::kSigmoid;
     moe.group_score = GroupScore::kTopTwoSum;
@@ -435,8 +526,11 @@ ImportedConfig parse_hf_config(std::string_view given, const std::string& where)
   }
   read_biases(config, model);
   read_windows(config, model);
+  read_window_heads(config, model);
+  read_gating(config, model);
   read_delta(config, model);
-  model.rope = read_rope(config);
+  read_conv(config, model);
+  read_rope(config, model);
   if (imported.family->is_moe()) read_moe(config, model, imported.notes);
   read_mamba(config, model);
   check_olmoe_heads(config, model);

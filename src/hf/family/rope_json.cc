@@ -115,6 +115,39 @@ json join_layer_types(const json& parameters, std::string_view where) {
   return joined;
 }
 
+constexpr const char* kFullType = "full_attention";
+constexpr const char* kWindowType = "sliding_attention";
+
+/// What the file says of one type of layer.
+RopeJson rope_of_type(const ConfigJson& config, const char* type) {
+  for (const char* key : {"rope_scaling", "original_max_position_embeddings"}) {
+    require(config.is_null(key),
+            "{}: '{}' is not read by transformers where rope_parameters are by type of layer; "
+            "leave it out",
+            config.where(), key);
+  }
+  const json& all = config.value("rope_parameters");
+  const std::string where = fmt::format("{}: rope_parameters: {}", config.where(), type);
+  require(all.is_object() && all.contains(type) && all[type].is_object(),
+          "{} is missing; rope_parameters need an object for each type of layer", where);
+  for (const auto& [key, value] : all.items()) {
+    require(key == kFullType || key == kWindowType,
+            "{}: {} stands beside rope parameters by type of layer", config.where(),
+            quote_for_message(key));
+  }
+  const RopeJson json(all[type], where, config.family());
+  require(json.scaling() == RopeScaling::kNone || json.has("partial_rotary_factor") ||
+              config.is_null("partial_rotary_factor"),
+          "{}: 'partial_rotary_factor' is missing, for which transformers takes 1 where the "
+          "rotation is scaled; say what it is",
+          where);
+  require(json.flag("truncate", true),
+          "{}: 'truncate' is false, which transformers does not read by type of layer; leave it "
+          "out",
+          where);
+  return json;
+}
+
 RopeJson rope_object(const ConfigJson& config) {
   const json& scaling = config.value("rope_scaling");
   const bool use_scaling = !scaling.is_null() && !scaling.empty();
@@ -221,10 +254,7 @@ bool is_interleaved(const ConfigJson& config) {
                   : config.family().interleaved;
 }
 
-}  // namespace
-
-RopeConfig read_rope(const ConfigJson& config) {
-  const RopeJson json = rope_object(config);
+RopeConfig read_one(const ConfigJson& config, const RopeJson& json) {
   RopeConfig rope;
   rope.base = read_base(config, json);
   rope.fraction = read_fraction(config, json);
@@ -244,6 +274,32 @@ RopeConfig read_rope(const ConfigJson& config) {
   require(rope.scaling == RopeScaling::kYarn || json.number("mscale_all_dim", 0) == 0,
           "{}: 'mscale_all_dim' is supported with the rope type yarn only", json.where());
   return rope;
+}
+
+/// Gives layers with a window, and those without, a rotation.
+void set_ropes(ModelConfig& model, const RopeConfig& of_windows, const RopeConfig& of_others) {
+  const bool all = model.window > 0 && model.window_layers.empty();
+  model.rope = all ? of_windows : of_others;
+  model.own_window_rope = model.window > 0 && !all && of_windows != of_others;
+  if (model.own_window_rope) model.window_rope = of_windows;
+}
+
+}  // namespace
+
+void read_rope(const ConfigJson& config, ModelConfig& model) {
+  if (config.family().rope == RopeRule::kByLayerType) {
+    const auto read = [&](const char* type) {
+      return read_one(config, rope_of_type(config, type));
+    };
+    const bool all = model.window > 0 && model.window_layers.empty();
+    const RopeConfig others = read(all ? kWindowType : kFullType);
+    set_ropes(model, model.window > 0 && !all ? read(kWindowType) : others, others);
+    return;
+  }
+  const RopeConfig rope = read_one(config, rope_object(config));
+  const bool in_windows =
+      config.family().rope == RopeRule::kWindowsAlone && !config.is_null("sliding_window");
+  set_ropes(model, rope, in_windows ? RopeConfig{.fraction = 0} : rope);
 }
 
 json write_rope(const RopeConfig& rope, const Family& family) {
@@ -270,6 +326,13 @@ json write_rope(const RopeConfig& rope, const Family& family) {
     values["high_freq_factor"] = rope.high_frequency_factor;
   }
   return values;
+}
+
+json write_ropes_by_type(const ModelConfig& model, const Family& family) {
+  json types = {{kFullType, write_rope(model.of_layer({}).rope, family)},
+                {kWindowType, write_rope(model.of_layer({.window = true}).rope, family)}};
+  for (json& type : types) type.erase("truncate");
+  return types;
 }
 
 }  // namespace tessera

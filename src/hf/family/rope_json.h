@@ -11,9 +11,12 @@ namespace tessera {
 /// `rope_scaling` before `rope_parameters`, what is inside them before `rope_theta` and
 /// `partial_rotary_factor` beside them, "rope_type" before "type". Throws UserError for a type or
 /// key that is not supported.
-RopeConfig read_rope(const ConfigJson& config);
+/// Sets the model's rotations, whose windows are known.
+void read_rope(const ConfigJson& config, ModelConfig& model);
 
 /// The `rope_parameters` of a rotary embedding.
 nlohmann::json write_rope(const RopeConfig& rope, const Family& family);
+/// The `rope_parameters` of each type of layer, for families that have them by type.
+nlohmann::json write_ropes_by_type(const ModelConfig& model, const Family& family);
 
 }  // namespace tessera

@@ -87,7 +87,17 @@ void write_attention(ConfigWriter& config, const ModelConfig& model) {
   config.set("kv_lora_rank", latent.kv_rank);
   config.set("qk_nope_head_dim", latent.nope_size);
   config.set("qk_rope_head_dim", latent.rope_size);
-  config.set("v_head_dim", latent.value_size);
+  config.set("v_head_dim", model.value_dim());
+  config.set("attention_value_scale", model.value_multiplier);
+}
+
+void write_heads_by_layer(ConfigWriter& config, const ModelConfig& model) {
+  json heads = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer)
+    heads.push_back(model.of_layer(model.layer_kind(layer)).num_heads);
+  config.set("num_attention_heads_per_layer", std::move(heads));
+  const bool of_elements = model.gate_function == AttentionGate::kSoftplus;
+  config.set("gating", of_elements ? json("per-element") : json(true));
 }
 
 void write_windows(ConfigWriter& config, const ModelConfig& model) {
@@ -116,9 +126,26 @@ void write_delta(ConfigWriter& config, const ModelConfig& model) {
   config.set("layer_types", std::move(types));
 }
 
-/// The older spelling, which all versions of transformers read.
+void write_conv(ConfigWriter& config, const ModelConfig& model) {
+  if (!config.family().gated_conv) return;
+  config.drop("tie_embedding");
+  config.set("conv_L_cache", model.conv.size);
+  config.set("conv_bias", model.conv.bias);
+  json types = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer)
+    types.push_back(model.is_conv_layer(layer) ? "conv" : "full_attention");
+  config.set("layer_types", std::move(types));
+}
+
+/// The older spelling, which all versions of transformers read, where layers rotate alike.
 void write_rope_keys(ConfigWriter& config, const ModelConfig& model) {
-  const RopeConfig& rope = model.rope;
+  if (config.family().rope == RopeRule::kByLayerType) {
+    config.set("rope_parameters", write_ropes_by_type(model, config.family()));
+    return;
+  }
+  const bool in_windows = config.family().rope == RopeRule::kWindowsAlone;
+  const ModelConfig rotated = model.of_layer({.window = in_windows});
+  const RopeConfig& rope = rotated.rope;
   json parameters = write_rope(rope, config.family());
   config.set("rope_parameters", parameters);
   config.put("rope_theta", rope.base);
@@ -181,6 +208,7 @@ void write_moe(ConfigWriter& config, const ModelConfig& model) {
   config.set("n_shared_experts", moe.shared_inner_size / std::max<int64_t>(moe.inner_size, 1));
   config.set("norm_topk_prob", moe.normalize_top_k || moe.score_order == ScoreOrder::kAfterTopK);
   config.set("routed_scaling_factor", moe.score_scale);
+  config.set("use_expert_bias", moe.has_expert_bias());
   config.set("n_group", moe.num_groups);
   config.set("topk_group", moe.top_groups);
   config.set("topk_method", moe.num_groups > 1 ? "group_limited_greedy" : "greedy");
@@ -250,11 +278,36 @@ MoeConfig plain_moe(const ModelConfig& model) {
   return plain;
 }
 
+/// Says of layers with a window alone what no layer without one has otherwise.
+void plain_windows(ModelConfig& plain) {
+  bool with_window = false;
+  bool without = false;
+  for (int64_t layer = 0; layer < plain.num_layers; ++layer) {
+    const LayerKind kind = plain.layer_kind(layer);
+    if (kind.attends()) (kind.window ? with_window : without) = true;
+  }
+  const ModelConfig windows = plain.of_layer({.window = with_window});
+  if (!without) {
+    plain.rope = windows.rope;
+    plain.num_heads = windows.num_heads;
+    plain.num_kv_heads = windows.num_kv_heads;
+    plain.attention_sinks = windows.attention_sinks;
+  }
+  plain.own_window_rope = windows.rope != plain.rope;
+  plain.window_rope = plain.own_window_rope ? windows.rope : RopeConfig{};
+  plain.window_heads = windows.num_heads != plain.num_heads ? windows.num_heads : int64_t{0};
+  plain.window_kv_heads =
+      windows.num_kv_heads != plain.num_kv_heads ? windows.num_kv_heads : int64_t{0};
+  plain.window_sinks = windows.attention_sinks && !plain.attention_sinks;
+}
+
 /// The same model without what does not change its outputs, each choice said in one way only.
 ModelConfig plain_model(const ModelConfig& model) {
   ModelConfig plain = model;
   plain.num_kv_heads = model.kv_heads();
   plain.head_size = model.is_latent() ? 0 : model.head_dim();
+  if (model.value_dim() == model.head_dim()) plain.value_size = 0;
+  if (!model.attention_gate) plain.gate_function = AttentionGate::kSigmoid;
   plain.inner_size = model.has_dense_layers() ? model.dense_inner_size() : 0;
   plain.window_layers.clear();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
@@ -264,15 +317,19 @@ ModelConfig plain_model(const ModelConfig& model) {
   plain.init_deviation = ModelConfig{}.init_deviation;
   plain.mtp_loss_coefficient = ModelConfig{}.mtp_loss_coefficient;
   plain.rope = plain_rope(model.rope);
+  plain.window_rope = plain_rope(model.window_rope);
+  plain_windows(plain);
   if (!model.is_latent()) plain.latent = {};
   plain.delta_layers.clear();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (model.is_delta_layer(layer)) plain.delta_layers.push_back(layer);
   }
   if (plain.delta_layers.empty()) plain.delta = {};
-  for (auto* layers : {&plain.mamba_layers, &plain.layers_without_mixer, &plain.layers_without_mlp})
+  for (auto* layers : {&plain.mamba_layers, &plain.conv_layers, &plain.layers_without_mixer,
+                       &plain.layers_without_mlp})
     std::ranges::sort(*layers);
   if (plain.mamba_layers.empty()) plain.mamba = {};
+  if (plain.conv_layers.empty()) plain.conv = {};
   plain.moe = plain_moe(model);
   return plain;
 }
@@ -296,7 +353,9 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   write_shape(config, model);
   write_attention(config, model);
   write_windows(config, model);
+  write_heads_by_layer(config, model);
   write_delta(config, model);
+  write_conv(config, model);
   write_rope_keys(config, model);
   if (family.is_moe()) write_moe(config, model);
   write_mamba(family, model, config.values());
