@@ -7,8 +7,9 @@
 namespace tessera {
 
 /// Instruction sets that CPU kernels choose between when the program runs, each with all of those
-/// before it. The program needs the first. Kernels of our own are compiled for all but the last,
-/// which is for oneDNN's products (ops/cpu_dispatch.h, src/ops/CMakeLists.txt).
+/// before it. The program needs the first. Kernels of our own are compiled for all but the last
+/// (ops/cpu_dispatch.h, src/ops/CMakeLists.txt), whose registers those for AVX512-BF16 use where
+/// they are there (ops/gemm/tile_registers.h).
 enum class CpuLevel : uint8_t { kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 inline constexpr CpuLevel kCpuLevels[] = {CpuLevel::kAvx2, CpuLevel::kAvx512, CpuLevel::kAvx512Bf16,
