@@ -54,11 +54,12 @@ TEST(Compile, PassesComeInOneOrder) {
     EXPECT_FALSE(pass.what.empty()) << pass.name;
     EXPECT_EQ(pass.what.find('\n'), std::string_view::npos) << pass.name;
   }
-  EXPECT_THAT(names, ElementsAre("fuse_sums", "join_expert_blocks", "fuse_gathers", "differentiate",
-                                 "round_operands", "keep_quantized", "quantize_saved",
-                                 "quantize_early", "permute_again", "fuse_gradient_sums",
-                                 "recompute", "fuse_gradient_gathers", "split_weights",
-                                 "fuse_producers", "fuse_repeats", "schedule", "set_aside"));
+  EXPECT_THAT(
+      names, ElementsAre("fuse_sums", "join_expert_blocks", "fuse_gathers", "differentiate",
+                         "round_operands", "keep_quantized", "quantize_saved", "quantize_early",
+                         "permute_again", "fuse_gradient_sums", "recompute",
+                         "fuse_gradient_gathers", "split_weights", "fuse_producers", "fuse_repeats",
+                         "join_products", "schedule", "set_aside"));
 }
 
 TEST(Compile, EachGoalHasItsPasses) {
@@ -76,9 +77,9 @@ TEST(Compile, EachGoalHasItsPasses) {
       .split_weights = true,
       .rounding = OperandRounding{
           .recipe = &find_recipe("blockwise"), .keeps_rounded = true, .keeps_all_rounded = true}};
-  // "as built", and all but the two for devices.
+  // "as built", and all but the three for devices.
   EXPECT_EQ(std::ssize(passes_of(compile_block(Goal::kTrain, all))),
-            1 + std::ssize(compile_passes()) - 2);
+            1 + std::ssize(compile_passes()) - 3);
 }
 
 /// The weight's gradient of the linear: nobody reads it, so it may end with the program.
