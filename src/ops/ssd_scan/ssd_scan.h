@@ -40,7 +40,8 @@ class SsdOperator : public Operator {
 /// where d_t = softplus(dt_t + dt_bias), raised to min_step and lowered to max_step. (x A [T, H·P],
 /// dt A [T,H], B A [T, G·N], C A [T, G·N], A_log F32 [H], D F32 [H], dt_bias F32 [H], cu_seqlens
 /// I32 [S+1]) -> y A [T, H·P]. Sequence s is the rows cu_seqlens[s] to cu_seqlens[s + 1]; kernels
-/// for the CPU throw UserError unless these rise from 0 to T. Kernels work in F32.
+/// for the CPU throw UserError unless these rise from 0 to T. Kernels work in F32; those of GPUs
+/// for BF16 multiply values rounded to it (ssd_dual.h).
 class SsdScan final : public SsdOperator {
  public:
   static constexpr std::string_view kName = "ssd_scan";
