@@ -30,7 +30,7 @@ LAYERS = [
     "ops/*",
     "ops/registry",
     "program",
-    "program/rounding",
+    "program/rounding program/fusion",
     "program/compile",
     "runtime",
     "runtime/cuda",

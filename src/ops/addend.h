@@ -5,7 +5,7 @@
 namespace tessera {
 
 /// An operator that can add one more value to its first output: a pass that finds such a sum needs
-/// to know no more of it (program/compile/fuse_sums.h).
+/// to know no more of it (program/fusion/fuse_sums.h).
 class TakesAddend {
  public:
   virtual ~TakesAddend() = default;

@@ -5,7 +5,7 @@
 namespace tessera {
 
 /// Which gathers the operators that read their rows make themselves
-/// (program/compile/fuse_gathers.h).
+/// (program/fusion/fuse_gathers.h).
 enum class GatherFusion : uint8_t {
   kAuto,    ///< where that pays on the device; never on the host
   kAlways,  ///< wherever the readers can
@@ -20,7 +20,7 @@ class GathersRows {
 };
 
 /// An operator that can gather rows as it reads them: a pass that finds a gather in front of it
-/// needs to know no more of it (program/compile/fuse_gathers.h).
+/// needs to know no more of it (program/fusion/fuse_gathers.h).
 class TakesGather {
  public:
   virtual ~TakesGather() = default;

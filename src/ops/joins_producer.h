@@ -14,7 +14,7 @@ struct Neighbours {
 
 /// An operator that can be computed together with the one that makes its first input, so that this
 /// is not read from memory again, or is not made at all: a pass that finds the two needs to know no
-/// more of them (program/compile/fuse_producers.h).
+/// more of them (program/fusion/fuse_producers.h).
 class JoinsProducer {
  public:
   virtual ~JoinsProducer() = default;

@@ -171,7 +171,7 @@ struct MoeConfig {
   /// Whether products gather tokens as they read them, so that no expert-ordered copy is made.
   GatherFusion fuse_gather = GatherFusion::kAuto;
   /// Whether the products around experts' activations compute them
-  /// (program/compile/fuse_producers.h).
+  /// (program/fusion/fuse_producers.h).
   bool fuse_activation = false;
 
   ScoreFunction score = ScoreFunction::kSoftmax;

@@ -9,7 +9,7 @@ namespace tessera {
 ///   (a, weight, offsets, [source_R, row_of_TK with the product's gather], [probs_R], offsets)
 ///   -> (act A [R, max F_e], [pre A [R, W]])
 /// with the bits of the two. It stands in programs that are not differentiated any more
-/// (program/compile/fuse_producers.h).
+/// (program/fusion/fuse_producers.h).
 class ActivatedProduct final : public Operator {
  public:
   static constexpr std::string_view kName = "activated_product";

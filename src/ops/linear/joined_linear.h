@@ -8,7 +8,7 @@ namespace tessera {
 
 /// Several products of the same rows at once: y_i = x · weight_iᵀ, (x A [T, in], N weights
 /// A [out_i, in]) -> N of A [T, out_i]. No dim is ragged. What N operators Linear give; a pass
-/// makes it of them (program/compile/join_products.h) where each alone is short beside its launch.
+/// makes it of them (program/fusion/join_products.h) where each alone is short beside its launch.
 class JoinedLinear final : public Operator {
  public:
   static constexpr std::string_view kName = "joined_linear";

@@ -2,17 +2,17 @@
 
 #include <algorithm>
 
-#include "program/compile/fuse_gathers.h"
-#include "program/compile/fuse_producers.h"
-#include "program/compile/fuse_repeats.h"
-#include "program/compile/fuse_sums.h"
-#include "program/compile/join_expert_blocks.h"
-#include "program/compile/join_products.h"
 #include "program/compile/keep_quantized.h"
 #include "program/compile/quantize_early.h"
 #include "program/compile/quantize_saved.h"
 #include "program/compile/schedule.h"
 #include "program/compile/set_aside.h"
+#include "program/fusion/fuse_gathers.h"
+#include "program/fusion/fuse_producers.h"
+#include "program/fusion/fuse_repeats.h"
+#include "program/fusion/fuse_sums.h"
+#include "program/fusion/join_expert_blocks.h"
+#include "program/fusion/join_products.h"
 #include "program/rounding/fp8_products.h"
 
 namespace tessera {

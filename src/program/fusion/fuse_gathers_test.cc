@@ -1,4 +1,4 @@
-#include "program/compile/fuse_gathers.h"
+#include "program/fusion/fuse_gathers.h"
 
 #include <gtest/gtest.h>
 

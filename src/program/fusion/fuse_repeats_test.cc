@@ -1,8 +1,8 @@
-#include "program/compile/fuse_repeats.h"
+#include "program/fusion/fuse_repeats.h"
 
 #include <gtest/gtest.h>
 
-#include "program/compile/fuse_producers.h"
+#include "program/fusion/fuse_producers.h"
 #include "program/testing/expert_parts_testing.h"
 
 namespace tessera {

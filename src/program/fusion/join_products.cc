@@ -1,4 +1,4 @@
-#include "program/compile/join_products.h"
+#include "program/fusion/join_products.h"
 
 #include <algorithm>
 #include <memory>

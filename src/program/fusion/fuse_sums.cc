@@ -1,4 +1,4 @@
-#include "program/compile/fuse_sums.h"
+#include "program/fusion/fuse_sums.h"
 
 #include <algorithm>
 #include <set>
@@ -6,8 +6,8 @@
 
 #include "ops/add/add.h"
 #include "ops/addend.h"
-#include "program/compile/fuse_nodes.h"
 #include "program/dependencies.h"
+#include "program/fusion/fuse_nodes.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "program/compile/fuse_repeats.h"
+#include "program/fusion/fuse_repeats.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "program/compile/join_expert_blocks.h"
+#include "program/fusion/join_expert_blocks.h"
 
 #include <algorithm>
 #include <map>

@@ -1,9 +1,9 @@
-#include "program/compile/fuse_gathers.h"
+#include "program/fusion/fuse_gathers.h"
 
 #include <algorithm>
 #include <optional>
 
-#include "program/compile/fuse_nodes.h"
+#include "program/fusion/fuse_nodes.h"
 
 namespace tessera {
 namespace {

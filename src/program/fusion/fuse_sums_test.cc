@@ -1,4 +1,4 @@
-#include "program/compile/fuse_sums.h"
+#include "program/fusion/fuse_sums.h"
 
 #include <gtest/gtest.h>
 

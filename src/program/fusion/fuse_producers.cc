@@ -1,4 +1,4 @@
-#include "program/compile/fuse_producers.h"
+#include "program/fusion/fuse_producers.h"
 
 #include <algorithm>
 #include <optional>
