@@ -293,6 +293,12 @@ int64_t ConfigJson::bounded(std::string_view key, int64_t least, int64_t most) c
   return found;
 }
 
+double ConfigJson::positive(std::string_view key) const {
+  const double found = number(key);
+  require(found > 0, "{}: '{}' must be above 0, found {}", where_, key, found);
+  return found;
+}
+
 std::optional<int64_t> ConfigJson::optional_size(std::string_view key, int64_t min) const {
   if (is_null(key)) return std::nullopt;
   return size(key, min);

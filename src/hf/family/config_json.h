@@ -33,6 +33,8 @@ class ConfigJson {
   int64_t bounded(std::string_view key, int64_t least, int64_t most) const;
   std::optional<int64_t> optional_size(std::string_view key, int64_t min = 1) const;
   double number(std::string_view key) const;
+  /// The same, above 0.
+  double positive(std::string_view key) const;
   bool flag(std::string_view key) const;
   const std::string& text(std::string_view key) const;
   const nlohmann::json& value(std::string_view key) const;

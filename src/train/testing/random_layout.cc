@@ -5,45 +5,16 @@
 #include <set>
 
 #include "comm/planned_world.h"
-#include "core/random.h"
 #include "ops/registry/cpu_kernels.h"
 #include "train/setup/replica_groups.h"
 #include "train/setup/training_data.h"
+#include "train/testing/draw.h"
 #include "train/testing/layout_runs.h"
+#include "train/testing/random_mixers.h"
 #include "train/verify/verify.h"
 
 namespace tessera::testing {
 namespace {
-
-/// Draws of one case.
-class Draw {
- public:
-  explicit Draw(uint64_t seed) : random_(seed, 4242) {}
-
-  int64_t upto(int64_t count) {
-    return static_cast<int64_t>(random_.next_below(static_cast<uint64_t>(count)));
-  }
-  bool chance(int64_t in) { return upto(in) == 0; }
-  template <typename T>
-  T of(std::initializer_list<T> choices) {
-    return *(choices.begin() + upto(std::ssize(choices)));
-  }
-  int64_t divisor(int64_t number) {
-    std::vector<int64_t> divisors;
-    for (int64_t d = 1; d <= number; ++d) {
-      if (number % d == 0) divisors.push_back(d);
-    }
-    return divisors[upto(std::ssize(divisors))];
-  }
-  std::string order(std::vector<std::string> axes) {
-    for (size_t i = axes.size(); i > 1; --i)
-      std::swap(axes[i - 1], axes[upto(static_cast<int64_t>(i))]);
-    return fmt::format("{}", fmt::join(axes, "-"));
-  }
-
- private:
-  Random random_;
-};
 
 bool is_layout(const LayoutSpec& layout, int64_t num_ranks) {
   try {
@@ -218,81 +189,6 @@ void draw_multipliers(Draw& draw, ModelConfig& model) {
   model.residual_multiplier = draw.of({1.0, 0.22});
   model.attention_multiplier = draw.of({0.0, 0.125});
   model.logits_divisor = draw.of({1.0, 6.0});
-}
-
-/// Gated DeltaNet in some layers, where tokens of a sequence are not spread, and a gate.
-void draw_delta(Draw& draw, RandomLayout& result) {
-  ModelConfig& model = result.settings.model;
-  const ParallelSpec& parallel = result.settings.parallel;
-  model.attention_gate = !model.is_latent() && draw.chance(4);
-  const bool spreads_tokens =
-      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
-  if (spreads_tokens || model.window > 0 || !draw.chance(3)) return;
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    if (draw.chance(2)) model.delta_layers.push_back(layer);
-  }
-  const int64_t heads = parallel.layout.tp * (1 + draw.upto(2));
-  model.delta = {.num_key_heads = heads,
-                 .num_value_heads = heads * (1 + draw.upto(2)),
-                 .key_size = 3 + draw.upto(4),
-                 .value_size = 3 + draw.upto(4),
-                 .conv_size = 1 + draw.upto(4)};
-}
-
-/// Mamba-2 in some layers, and layers of one part alone.
-void draw_mamba(Draw& draw, RandomLayout& result) {
-  ModelConfig& model = result.settings.model;
-  const ParallelSpec& parallel = result.settings.parallel;
-  const bool spreads_tokens =
-      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
-  if (spreads_tokens || model.window > 0 || result.settings.qk_clip > 0 || !draw.chance(3)) return;
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    if (!model.is_delta_layer(layer) && draw.chance(2)) model.mamba_layers.push_back(layer);
-    const bool is_last = layer == model.num_layers - 1 && model.mtp_layers > 0;
-    if (is_last || !draw.chance(4)) continue;
-    const bool has_state = model.is_delta_layer(layer) || model.is_mamba_layer(layer);
-    (has_state ? model.layers_without_mlp : model.layers_without_mixer).push_back(layer);
-  }
-  const int64_t groups = parallel.layout.tp * (1 + draw.upto(2));
-  model.mamba = {.num_heads = groups * (1 + draw.upto(2)),
-                 .head_size = 3 + draw.upto(4),
-                 .num_groups = groups,
-                 .state_size = 3 + draw.upto(4),
-                 .conv_size = 1 + draw.upto(4),
-                 .conv_bias = draw.chance(2),
-                 .proj_bias = draw.chance(2)};
-}
-
-/// A rotation of their own for layers with a window, or gated short convolutions in some layers
-/// that would attend.
-void draw_mixed(Draw& draw, RandomLayout& result) {
-  ModelConfig& model = result.settings.model;
-  const ParallelSpec& parallel = result.settings.parallel;
-  model.gate_function =
-      draw.of({AttentionGate::kSigmoid, AttentionGate::kSoftplus, AttentionGate::kSoftplusOfHeads});
-  if (!model.is_latent() && draw.chance(4)) {
-    model.value_size = 3 + draw.upto(6);
-    model.value_multiplier = draw.of({1.0, 0.7});
-  }
-  if (model.window > 0) {
-    if (!model.is_latent() && result.settings.qk_clip == 0 && draw.chance(2)) {
-      model.window_heads = model.num_heads * draw.of<int64_t>({1, 2});
-      model.window_kv_heads = draw.divisor(model.window_heads);
-      model.window_sinks = draw.chance(2);
-    }
-    model.own_window_rope = draw.chance(2);
-    if (!model.own_window_rope) return;
-    model.window_rope = {.base = 100, .interleaved = draw.chance(2)};
-    if (!model.is_latent() && draw.chance(2)) model.rope = {.fraction = 0};
-    return;
-  }
-  const bool spreads_tokens =
-      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
-  if (spreads_tokens || result.settings.qk_clip > 0 || !draw.chance(3)) return;
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    if (model.is_attention_layer(layer) && draw.chance(2)) model.conv_layers.push_back(layer);
-  }
-  model.conv = {.size = 1 + draw.upto(4), .bias = draw.chance(2)};
 }
 
 /// Slots for clones of hot experts, where nothing is drawn that they do not go with.

@@ -1,0 +1,76 @@
+#include "train/testing/random_mixers.h"
+
+namespace tessera::testing {
+
+void draw_delta(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const ParallelSpec& parallel = result.settings.parallel;
+  model.attention_gate = !model.is_latent() && draw.chance(4);
+  const bool spreads_tokens =
+      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
+  if (spreads_tokens || model.window > 0 || !draw.chance(3)) return;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (draw.chance(2)) model.delta_layers.push_back(layer);
+  }
+  const int64_t heads = parallel.layout.tp * (1 + draw.upto(2));
+  model.delta = {.num_key_heads = heads,
+                 .num_value_heads = heads * (1 + draw.upto(2)),
+                 .key_size = 3 + draw.upto(4),
+                 .value_size = 3 + draw.upto(4),
+                 .conv_size = 1 + draw.upto(4)};
+}
+
+void draw_mamba(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const ParallelSpec& parallel = result.settings.parallel;
+  const bool spreads_tokens =
+      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
+  if (spreads_tokens || model.window > 0 || result.settings.qk_clip > 0 || !draw.chance(3)) return;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (!model.is_delta_layer(layer) && draw.chance(2)) model.mamba_layers.push_back(layer);
+    const bool is_last = layer == model.num_layers - 1 && model.mtp_layers > 0;
+    if (is_last || !draw.chance(4)) continue;
+    const bool has_state = model.is_delta_layer(layer) || model.is_mamba_layer(layer);
+    (has_state ? model.layers_without_mlp : model.layers_without_mixer).push_back(layer);
+  }
+  const int64_t groups = parallel.layout.tp * (1 + draw.upto(2));
+  model.mamba = {.num_heads = groups * (1 + draw.upto(2)),
+                 .head_size = 3 + draw.upto(4),
+                 .num_groups = groups,
+                 .state_size = 3 + draw.upto(4),
+                 .conv_size = 1 + draw.upto(4),
+                 .conv_bias = draw.chance(2),
+                 .proj_bias = draw.chance(2)};
+}
+
+void draw_mixed(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const ParallelSpec& parallel = result.settings.parallel;
+  model.gate_function =
+      draw.of({AttentionGate::kSigmoid, AttentionGate::kSoftplus, AttentionGate::kSoftplusOfHeads});
+  if (!model.is_latent() && draw.chance(4)) {
+    model.value_size = 3 + draw.upto(6);
+    model.value_multiplier = draw.of({1.0, 0.7});
+  }
+  if (model.window > 0) {
+    if (!model.is_latent() && result.settings.qk_clip == 0 && draw.chance(2)) {
+      model.window_heads = model.num_heads * draw.of<int64_t>({1, 2});
+      model.window_kv_heads = draw.divisor(model.window_heads);
+      model.window_sinks = draw.chance(2);
+    }
+    model.own_window_rope = draw.chance(2);
+    if (!model.own_window_rope) return;
+    model.window_rope = {.base = 100, .interleaved = draw.chance(2)};
+    if (!model.is_latent() && draw.chance(2)) model.rope = {.fraction = 0};
+    return;
+  }
+  const bool spreads_tokens =
+      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
+  if (spreads_tokens || result.settings.qk_clip > 0 || !draw.chance(3)) return;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.is_attention_layer(layer) && draw.chance(2)) model.conv_layers.push_back(layer);
+  }
+  model.conv = {.size = 1 + draw.upto(4), .bias = draw.chance(2)};
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "train/testing/draw.h"
+#include "train/testing/random_layout.h"
+
+namespace tessera::testing {
+
+// Mixers that layers of a drawn model have in place of attention, or beside it.
+
+/// Gated DeltaNet in some layers, where tokens of a sequence are not spread, and a gate.
+void draw_delta(Draw& draw, RandomLayout& result);
+
+/// Mamba-2 in some layers, and layers of one part alone.
+void draw_mamba(Draw& draw, RandomLayout& result);
+
+/// A rotation of their own for layers with a window, or gated short convolutions in some layers
+/// that would attend.
+void draw_mixed(Draw& draw, RandomLayout& result);
+
+}  // namespace tessera::testing
