@@ -242,6 +242,88 @@ inline std::vector<LayoutCase> model_layouts() {
          m.moe.block_size = 8;
          m.moe.inner_size = 16;
        }},
+      {"jitter", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.ep = 2;
+       },
+       [](M& m) {
+         m.moe.router_jitter = 0.3;
+         m.moe.jitter_experts = true;
+         m.mtp_layers = 1;
+       }},
+      {"sinkhorn", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.pp = 2;
+       },
+       [](M& m) {
+         m.moe.routing = Routing::kSinkhorn;
+         m.moe.normalize_top_k = false;
+       }},
+      {"expert_choice", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.ep = 4;
+       },
+       [](M& m) { m.moe.routing = Routing::kExpertChoice; }},
+      {"expert_choice_deduplicated", 4,
+       [](P& p) {
+         p.layout.cp = 2;
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kDeduplicated;
+       },
+       [](M& m) {
+         m.moe.routing = Routing::kExpertChoice;
+         m.moe.top_k = 1;
+       }},
+      {"top_p", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+       },
+       [](M& m) {
+         m.moe.top_p = 0.5;
+         m.moe.top_k = 3;
+       }},
+      {"top_p_bounded", 2,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.exchange = ExchangeSizes::kBounded;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+       },
+       [](M& m) {
+         m.moe.top_p = 0.5;
+         m.moe.balance_scope = BalanceTokens::kGlobalBatch;
+       }},
+      {"zero_experts", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.ep = 4;
+       },
+       [](M& m) {
+         m.moe.zero_experts = 3;
+         m.moe.latent_size = 7;
+         m.moe.balance_scope = BalanceTokens::kModel;
+       }},
+      {"zero_experts_and_top_p", 4,
+       [](P& p) {
+         p.layout.cp = 2;
+         p.layout.ep = 4;
+         p.dispatcher = DispatcherRequest::kAllGather;
+       },
+       [](M& m) {
+         m.moe.zero_experts = 2;
+         m.moe.top_k = 3;
+         m.moe.top_p = 0.7;
+         m.moe.memory_efficient = false;
+         m.moe.balance_scope = BalanceTokens::kSequence;
+       }},
       {"shared_expert", 2, [](P& p) { p.layout.tp = 2; },
        [](M& m) {
          m.moe.shared_inner_size = 6;
@@ -353,8 +435,10 @@ class LayoutStep {
     const auto steps = make_pipeline_schedule(
         pipeline_spec(parallel, pipeline, kMicroBatches / data_ranks))[stage];
     part.in_flight = count_in_flight(steps, place.num_chunks);
-    for (int64_t g = part.groups.dp->rank(); g < kMicroBatches; g += data_ranks)
+    for (int64_t g = part.groups.dp->rank(); g < kMicroBatches; g += data_ranks) {
       batches_.emplace_back(config_, kSequences, kLength, static_cast<uint64_t>(g));
+      noise_.push_back({.training = true, .key = 9, .first_token = g * kSequences * kLength});
+    }
 
     parameters_ = std::make_unique<ParameterSet>(
         list_parameters(config_, dtype, part.groups, part.chunks), true, backend.device());
@@ -363,8 +447,9 @@ class LayoutStep {
     experts_ = make_expert_states(config_, backend.device());
     SavedPolicy policy{.offload = {.entries = parse_offload(c.offload)}};
     if (c.recompute) policy.recompute = parse_recompute({"all"});
-    model_ = std::make_unique<TrainingModel>(config_, tiny_shape(kSequences, kLength, dtype),
-                                             policy, backend, std::move(part));
+    BatchShape shape = tiny_shape(kSequences, kLength, dtype);
+    shape.trains = true;
+    model_ = std::make_unique<TrainingModel>(config_, shape, policy, backend, std::move(part));
     model_->place(place_saved(model_->programs(), steps));
     model_->bind(*parameters_, experts_);
     plan_ = build_step({.programs = model_->programs(),
@@ -379,7 +464,10 @@ class LayoutStep {
 
   MicroBatchResult run() {
     std::vector<MicroBatch> views;
-    for (TestBatch& batch : batches_) views.push_back(batch.view());
+    for (size_t i = 0; i < batches_.size(); ++i) {
+      views.push_back(batches_[i].view());
+      views.back().noise = noise_[i];
+    }
     constexpr float kShare = 1.0F / kMicroBatches;
     GivenBatches given(std::move(views), {.loss = kShare / 30,
                                           .balance = 0.05F * kShare,
@@ -411,6 +499,7 @@ class LayoutStep {
   Backend backend_;
   ModelConfig config_;
   std::vector<TestBatch> batches_;
+  std::vector<RouterNoise> noise_;
   std::unique_ptr<ParameterSet> parameters_;
   std::vector<ExpertState> experts_;
   std::unique_ptr<TrainingModel> model_;
