@@ -101,7 +101,13 @@ void write_heads_by_layer(ConfigWriter& config, const ModelConfig& model) {
 }
 
 void write_windows(ConfigWriter& config, const ModelConfig& model) {
-  config.set("sliding_window", model.window > 0 ? json(model.window) : json());
+  // Of families whose layers' types are listed transformers takes no null; the default does
+  // nothing.
+  const WindowRule rule = config.family().window;
+  const bool listed = rule == WindowRule::kListed || rule == WindowRule::kFiveOfSix ||
+                      rule == WindowRule::kAllButEvery;
+  if (model.window > 0 || !listed)
+    config.set("sliding_window", model.window > 0 ? json(model.window) : json());
   config.set("use_sliding_window", model.window > 0);
   json types = json::array();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
