@@ -99,13 +99,9 @@ void RecordedSteps::split_passes() {
 void RecordedSteps::drop_old_recording() {
   if (state_ == State::kNew || state_ == State::kPlain || version_ == backend_.kernel_version())
     return;
-  forget_recording();
-  state_ = State::kNew;
-}
-
-void RecordedSteps::forget_recording() {
   for (Passes& part : parts_) part.recorded.reset();
   recorded_updates_.reset();
+  state_ = State::kNew;
 }
 
 bool RecordedSteps::give_up(const std::string& why_not) {
@@ -151,7 +147,6 @@ bool RecordedSteps::record(PlanRun& run) {
     recorded_updates_ = std::move(updates.work);
   }
   if (!why_not.empty()) {
-    forget_recording();
     run.begin_anew();
     return give_up(why_not);
   }

@@ -47,7 +47,6 @@ class RecordedSteps {
   void split_plan();
   void split_passes();
   void drop_old_recording();
-  void forget_recording();
   void run_plainly(PlanRun& run, StepHost& host);
   void run_with_update(PlanRun& run, StepHost& host, TaskId begin, TaskId end) const;
   /// Gives the device the recorded step, which is recorded first if need be; false where it cannot.
