@@ -40,7 +40,6 @@ nlohmann::json to_json(const LaunchCost& cost) {
   return {{"operators", cost.num_operators},
           {"gpu_operations", cost.num_operations},
           {"host_seconds", cost.seconds},
-          {"host_seconds_until_work", cost.first_seconds},
           {"host_seconds_per_operator", cost.per_operator()}};
 }
 
@@ -61,8 +60,6 @@ std::string describe_feed(const GpuFeed& feed) {
   if (feed.graphs) {
     text += fmt::format(", {:.0f} us for all as CUDA graphs ({} kernels and copies)",
                         1e6 * feed.graphs->seconds, feed.graphs->num_operations);
-    if (feed.graphs->first_seconds > 0)
-      text += fmt::format(", {:.0f} us until the GPU has work", 1e6 * feed.graphs->first_seconds);
   }
   if (!feed.why_no_graph.empty())
     text += fmt::format("; some could not be recorded: {}", feed.why_no_graph);

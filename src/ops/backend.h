@@ -26,7 +26,6 @@ struct RunControl {
   int64_t num_operators = 0;     ///< given to the device, one by one or in recorded work
   int64_t num_operations = 0;    ///< of the device, in the recorded work that was given
   double seconds = 0;            ///< that the host spent giving programs
-  double first_seconds = 0;      ///< of these, until the device had the first of a recorded step
   std::string why_not_recorded;  ///< of the first program that could not be
 };
 

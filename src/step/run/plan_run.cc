@@ -57,12 +57,15 @@ void PlanRun::stage(const Task& task) {
   chunk_run(task).stage(host_.micro_batch(task.subject.micro_batch), host_.scales());
 }
 
-void PlanRun::publish_again(const std::vector<TaskId>& publications) {
+void PlanRun::stage_again(const std::vector<TaskId>& loads,
+                          const std::vector<TaskId>& publications) {
+  for (const TaskId id : loads) stage(plan_.tasks[id]);
   for (const TaskId id : publications) {
     ChunkRun& run = chunk_run(plan_.tasks[id]);
     run.finish_again();
     published_.push_back(&run);
   }
+  parts_.parameters.prepare(input_);
 }
 
 void PlanRun::run_observed(TaskId id) {

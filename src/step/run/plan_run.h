@@ -23,12 +23,8 @@ class PlanRun {
   bool is_observed() const { return observers_.nodes || observers_.tasks || input_.observer; }
   /// Back to where the plan has begun.
   void begin_anew();
-  // The host's part of the passes and the clipping, where the device repeats its own: what the
-  // clipping and the updates read, micro-batches in the order of the plan, and behind the last of
-  // them what is published.
-  void prepare_again() { parts_.parameters.prepare(input_); }
-  void stage_again(TaskId load) { stage(plan_.tasks[load]); }
-  void publish_again(const std::vector<TaskId>& publications);
+  /// The host's part of the passes and the clipping, where the device repeats its own.
+  void stage_again(const std::vector<TaskId>& loads, const std::vector<TaskId>& publications);
   /// Behind the clipping, where the device repeats it.
   void mark_clip() { parts_.parameters.mark_clip(); }
 

@@ -136,20 +136,17 @@ class StepBench {
     const GraphMode before = std::exchange(control.graphs, mode);
     while (step_idx_ < 2) step();
     control.waits_before_programs = true;
-    std::vector<double> seconds, first;
+    std::vector<double> seconds;
     for (int i = 0; i < kSteps; ++i) {
       control.num_operators = control.num_operations = 0;
-      control.seconds = control.first_seconds = 0;
+      control.seconds = 0;
       step();
       seconds.push_back(control.seconds);
-      first.push_back(control.first_seconds);
     }
     control.waits_before_programs = false;
     control.graphs = before;
     std::ranges::sort(seconds);
-    std::ranges::sort(first);
-    return {control.num_operators, control.num_operations, median_of_sorted(seconds),
-            median_of_sorted(first)};
+    return {control.num_operators, control.num_operations, median_of_sorted(seconds)};
   }
   GpuFeed describe_feed() {
     GpuFeed feed{.num_waits = num_waits_};

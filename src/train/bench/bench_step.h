@@ -36,7 +36,6 @@ struct LaunchCost {
   int64_t num_operators = 0;
   int64_t num_operations = 0;  ///< kernels, copies and the like that CUDA graphs had; 0 without
   double seconds = 0;
-  double first_seconds = 0;  ///< of these, until the GPU had work of a whole step's graphs; 0: none
 
   double per_operator() const {
     return num_operators > 0 ? seconds / static_cast<double>(num_operators) : 0;

@@ -66,40 +66,17 @@ void RecordedSteps::split_plan() {
   for (const TaskId id : plan_.tasks.ids()) {
     const Task& task = plan_.tasks[id];
     if (id < passes_ || id >= results_) continue;
+    if (task.action == TaskAction::kLoadInputs) loads_.push_back(id);
     if (task.action == TaskAction::kPublish) publications_.push_back(id);
     if (state_ == State::kNew && !is_recordable(task))
       give_up(fmt::format("'{}' needs the host", task.name));
-  }
-  split_passes();
-}
-
-/// In front of each micro-batch behind the first one's work, where no copy is under way, since what
-/// is recorded must end in itself.
-void RecordedSteps::split_passes() {
-  parts_.push_back({.begin = passes_, .end = updates_, .loads = {}});
-  bool works = false;
-  int under_way = 0;
-  for (TaskId id = passes_; id < updates_; id = static_cast<TaskId>(number_of(id) + 1)) {
-    const Task& task = plan_.tasks[id];
-    works = works || task.action == TaskAction::kRunProgram;
-    if (task.action != TaskAction::kJudge) {
-      if (task.phase == TaskPhase::kStart) ++under_way;
-      if (task.phase == TaskPhase::kWait) --under_way;
-    }
-    if (task.action != TaskAction::kLoadInputs) continue;
-    if (works && under_way == 0) {
-      parts_.back().end = id;
-      parts_.push_back({.begin = id, .end = updates_, .loads = {}});
-      works = false;
-    }
-    parts_.back().loads.push_back(id);
   }
 }
 
 void RecordedSteps::drop_old_recording() {
   if (state_ == State::kNew || state_ == State::kPlain || version_ == backend_.kernel_version())
     return;
-  for (Passes& part : parts_) part.recorded.reset();
+  recorded_passes_.reset();
   recorded_updates_.reset();
   state_ = State::kNew;
 }
@@ -125,64 +102,41 @@ Recording RecordedSteps::record_tasks(PlanRun& run, TaskId begin, TaskId end) co
   return device().end_recording();
 }
 
-/// Returns why a part could not be recorded; "" where all were.
-std::string RecordedSteps::record_passes(PlanRun& run) {
-  for (Passes& part : parts_) {
-    Recording recording = record_tasks(run, part.begin, part.end);
-    if (!recording.work) return recording.why_not;
-    part.recorded = std::move(recording.work);
-  }
-  return "";
-}
-
 bool RecordedSteps::record(PlanRun& run) {
   RunControl& control = backend_.control();
   const PlainPrograms plain(control);
   const int64_t operators_before = control.num_operators;
-  std::string why_not = record_passes(run);
+  Recording passes = record_tasks(run, passes_, updates_);
   num_operators_ = std::exchange(control.num_operators, operators_before) - operators_before;
-  if (why_not.empty() && updates_ < results_) {
-    Recording updates = record_tasks(run, updates_, results_);
-    if (!updates.work) why_not = updates.why_not;
-    recorded_updates_ = std::move(updates.work);
-  }
-  if (!why_not.empty()) {
+  Recording updates;
+  const bool has_updates = updates_ < results_;
+  if (passes.work && has_updates) updates = record_tasks(run, updates_, results_);
+  if (!passes.work || (has_updates && !updates.work)) {
     run.begin_anew();
-    return give_up(why_not);
+    return give_up(passes.work ? updates.why_not : passes.why_not);
   }
+  recorded_passes_ = std::move(passes.work);
+  recorded_updates_ = std::move(updates.work);
   state_ = State::kRecorded;
   return true;
 }
 
-/// `stages`: the host brings what they read, which it has done where they were only just recorded.
-void RecordedSteps::run_passes(PlanRun& run, bool stages) {
-  RunControl& control = backend_.control();
-  const auto start = std::chrono::steady_clock::now();
-  for (const Passes& part : parts_) {
-    if (stages) std::ranges::for_each(part.loads, [&](TaskId load) { run.stage_again(load); });
-    part.recorded->run();
-    if (&part == &parts_.front()) control.first_seconds += seconds_since(start);
-    control.num_operations += part.recorded->num_operations();
-  }
-}
-
 bool RecordedSteps::repeat(PlanRun& run, StepHost& host) {
   drop_old_recording();
-  const bool repeats = state_ == State::kRecorded;
-  if (repeats) {
-    run.prepare_again();
+  if (state_ == State::kRecorded) {
+    run.stage_again(loads_, publications_);
   } else if (state_ != State::kRun || !record(run)) {
     return false;
   }
   const bool updates_in_passes = first_update_ < updates_;
   if (updates_in_passes) host.before_update();
-  run_passes(run, repeats);
-  if (repeats) run.publish_again(publications_);
+  recorded_passes_->run();
   run.mark_clip();
   if (!updates_in_passes) host.before_update();
   if (recorded_updates_) recorded_updates_->run();
   RunControl& control = backend_.control();
   control.num_operators += num_operators_;
+  control.num_operations += recorded_passes_->num_operations();
   return true;
 }
 

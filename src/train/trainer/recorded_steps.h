@@ -14,12 +14,11 @@ namespace tessera {
 /// all of it. Not thread-safe. All references must outlive it.
 ///
 /// The first step's kernels are launched one by one; the second is recorded, and from then on a
-/// step is a launch for the passes of each micro-batch, of which the host brings the next one while
-/// the device is at work, the last with the clipping, and one for the updates (RunControl::graphs),
-/// while which the host, which has waited for the clipping alone, prepares the next step. What the
-/// host changes from step to step lies in memory that the device reads: inputs, the learning rate,
-/// what clips. What cannot be recorded is noted once, and its programs are recorded one by one;
-/// steps with observers run plainly.
+/// step is two launches (RunControl::graphs): the passes with the clipping, and the updates, while
+/// which the host, which has waited for the clipping alone, prepares the next step. What the host
+/// changes from step to step lies in memory that the device reads: inputs, the learning rate, what
+/// clips. What cannot be recorded is noted once, and its programs are recorded one by one; steps
+/// with observers run plainly.
 class RecordedSteps {
  public:
   /// `records`: whether whole steps may be recorded, which takes memory with each operator.
@@ -36,25 +35,14 @@ class RecordedSteps {
   };
 
   Device& device() const { return backend_.device(); }
-  /// Work of the passes and what it reads of the host.
-  struct Passes {
-    TaskId begin{};
-    TaskId end{};
-    std::vector<TaskId> loads;
-    std::unique_ptr<RecordedWork> recorded = nullptr;
-  };
-
   void split_plan();
-  void split_passes();
   void drop_old_recording();
   void run_plainly(PlanRun& run, StepHost& host);
   void run_with_update(PlanRun& run, StepHost& host, TaskId begin, TaskId end) const;
   /// Gives the device the recorded step, which is recorded first if need be; false where it cannot.
   bool repeat(PlanRun& run, StepHost& host);
-  void run_passes(PlanRun& run, bool stages);
   bool record(PlanRun& run);
   Recording record_tasks(PlanRun& run, TaskId begin, TaskId end) const;
-  std::string record_passes(PlanRun& run);
   bool give_up(const std::string& why_not);
 
   const StepRunner& runner_;
@@ -62,13 +50,12 @@ class RecordedSteps {
   const Backend& backend_;
   State state_;
   // The plan's parts. Before the first of them the host begins, after the last it takes what came.
-  TaskId passes_{};            ///< to the clipping
-  TaskId updates_{};           ///< behind it, where any are
-  TaskId results_{};           ///< for which the host waits
-  TaskId first_update_{};      ///< the first that changes weights or state
-  std::vector<Passes> parts_;  ///< of the passes, in order
-  std::vector<TaskId> publications_;
-  std::unique_ptr<RecordedWork> recorded_updates_;
+  TaskId passes_{};        ///< to the clipping
+  TaskId updates_{};       ///< behind it, where any are
+  TaskId results_{};       ///< for which the host waits
+  TaskId first_update_{};  ///< the first that changes weights or state
+  std::vector<TaskId> loads_, publications_;
+  std::unique_ptr<RecordedWork> recorded_passes_, recorded_updates_;
   int64_t version_ = 0;        ///< of the kernels' context
   int64_t num_operators_ = 0;  ///< in the recording
 };
