@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-/// Shapes that the papers give by (layers, hidden, heads, KV heads, expert inner size, experts,
-/// top-k).
+/// Shapes that the papers give by (layers, hidden, heads, KV heads, inner size of an expert or, of
+/// dense models, of an MLP, experts, top-k).
 struct PublishedShape {
   const char* name;
   const char* source;
@@ -79,16 +79,16 @@ constexpr const char* kLfm2 =
 constexpr std::array<int64_t, 6> kLfm2AttentionLayers = {2, 6, 10, 14, 18, 21};
 
 constexpr PublishedShape kPublished[] = {
-    {"transformer-xs", "Transformer-XS, MegaBlocks table 1", 6, 512, 8, 8, 0, 0, 1, true,
-     "[model]\ninner_size = 2048\nactivation = \"gelu\"\nvocab_size = 51200\n"},
-    {"transformer-small", "Transformer-Small, MegaBlocks table 1", 12, 768, 12, 12, 0, 0, 1, true,
-     "[model]\ninner_size = 3072\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"transformer-xs", "Transformer-XS, MegaBlocks table 1", 6, 512, 8, 8, 2048, 0, 0, true,
+     "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"transformer-small", "Transformer-Small, MegaBlocks table 1", 12, 768, 12, 12, 3072, 0, 0,
+     true, "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
     {"transformer-medium", "Transformer-Medium, MegaBlocks table 1", 24, 1024, 16, 16, 0, 0, 1,
-     true, "[model]\ninner_size = 4096\nactivation = \"gelu\"\nvocab_size = 51200\n"},
-    {"transformer-large", "Transformer-Large, MegaBlocks table 1", 24, 1536, 16, 16, 0, 0, 1, true,
-     "[model]\ninner_size = 6144\nactivation = \"gelu\"\nvocab_size = 51200\n"},
-    {"transformer-xl", "Transformer-XL, MegaBlocks table 1", 24, 2048, 16, 16, 0, 0, 1, true,
-     "[model]\ninner_size = 8192\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+     true, "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"transformer-large", "Transformer-Large, MegaBlocks table 1", 24, 1536, 16, 16, 6144, 0, 0,
+     true, "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"transformer-xl", "Transformer-XL, MegaBlocks table 1", 24, 2048, 16, 16, 8192, 0, 0, true,
+     "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
     {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
     {"megablocks-small", "dMoE-Small, MegaBlocks table 2", 12, 768, 12, 12, 3072, 64, 1, true,
@@ -242,9 +242,10 @@ Preset make_published(const PublishedShape& s) {
   // The extra text may open [model] or [moe] itself, so all keys are given in dotted form first.
   std::string toml = fmt::format(
       "model.num_layers = {}\nmodel.hidden_size = {}\nmodel.num_heads = {}\nmodel.num_kv_heads = "
-      "{}\n"
-      "model.tie_embeddings = {}\nmoe.inner_size = {}\nmoe.num_experts = {}\nmoe.top_k = {}\n",
-      s.layers, s.hidden, s.heads, s.kv_heads, s.tied, s.inner, s.experts, s.top_k);
+      "{}\nmodel.tie_embeddings = {}\nmoe.num_experts = {}\n",
+      s.layers, s.hidden, s.heads, s.kv_heads, s.tied, s.experts);
+  toml += s.experts == 0 ? fmt::format("model.inner_size = {}\n", s.inner)
+                         : fmt::format("moe.inner_size = {}\nmoe.top_k = {}\n", s.inner, s.top_k);
   std::string section;
   std::string_view rest = s.extra;
   while (!rest.empty()) {
