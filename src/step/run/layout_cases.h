@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
