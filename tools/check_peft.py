@@ -10,7 +10,9 @@ safetensors. Exit code 1 when anything differs.
 """
 
 import argparse
+import json
 import pathlib
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,12 +31,20 @@ def tessera(program, *arguments):
     subprocess.run([program, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
 
 
+def write_tokens(path, vocabulary):
+    """A token file in Megatron's format: one document of int32."""
+    tokens = torch.randint(0, vocabulary, (8192,), dtype=torch.int32, generator=torch.Generator().manual_seed(2))
+    path.with_suffix(".bin").write_bytes(tokens.numpy().tobytes())
+    index = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 4, 1, 2) + struct.pack("<iqqq", len(tokens), 0, 0, 1)
+    path.with_suffix(".idx").write_bytes(index)
+
+
 def train(program, original, scratch, targets):
     """A run with adapters that are far from 0, in scratch / "run"."""
     tessera(program, "convert", original, scratch / "own")
-    text = scratch / "text.txt"
-    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 400)
-    tessera(program, "train", f"--run.init_from={scratch / 'own'}", f"--run.folder={scratch / 'run'}", f"--data.text={text}",
+    write_tokens(scratch / "tokens", json.loads((original / "config.json").read_text())["vocab_size"])
+    tessera(program, "train", f"--run.init_from={scratch / 'own'}", f"--run.folder={scratch / 'run'}",
+            f"--data.tokens={scratch / 'tokens'}",
             "--data.sequence_length=16", "--train.micro_batch=2", "--train.global_batch=2", "--train.steps=20",
             "--optim.learning_rate=1e-2", "--optim.warmup_steps=2", "--lora.rank=4", "--lora.alpha=8",
             f"--lora.targets={targets}")

@@ -123,9 +123,9 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 
 /// The errors against FP32 are at most those of PyTorch's plain BF16 run. Medians, since a token
 /// whose experts are nearly tied may go elsewhere in either run, which changes its own logits
-/// beyond rounding. Which do depends on the processor. Where that is more than one assignment of a
-/// hundred, as it can be in a tiny batch, all gradients, and through attention the logits behind
-/// it, move with it and are only bounded.
+/// beyond rounding. Which do depends on the processor. All gradients move with one that does, and
+/// where that is more than one assignment of a hundred, as it can be in a tiny batch, through
+/// attention the logits behind it too; they are only bounded then.
 class Bf16Test : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Bf16Test, ErrsNoMoreThanANaiveRun) {
@@ -153,7 +153,7 @@ TEST_P(Bf16Test, ErrsNoMoreThanANaiveRun) {
   };
   EXPECT_LT(moved, 0.02);
   compare("logits", logit_errors, is_alike ? 1.1 : 2);
-  compare("gradients", truth.compare_gradients().tensors, is_alike ? 1.5 : 15);
+  compare("gradients", truth.compare_gradients().tensors, moved == 0 ? 1.5 : is_alike ? 5 : 15);
 }
 
 std::vector<Case> list_bf16_cases() {
