@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-RankAxes::RankAxes(const StageGroups& groups, int64_t kv_heads) {
+RankAxes::RankAxes(const StageGroups& groups, int64_t kv_heads) : kv_heads_(kv_heads) {
   using enum RankAxis;
   const int64_t tp = groups.tp->size();
   const int64_t copies = std::clamp<int64_t>(tp / std::max<int64_t>(kv_heads, 1), 1, tp);

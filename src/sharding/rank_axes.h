@@ -13,9 +13,11 @@ namespace tessera {
 /// How many ranks a stage has along each axis, and along which each of its groups communicates.
 class RankAxes {
  public:
-  /// `kv_heads`: the model's key-value heads, of which neighbours along TP hold the same where
+  /// `kv_heads`: a layer's key-value heads, of which neighbours along TP hold the same where
   /// there are fewer than ranks.
   RankAxes(const StageGroups& groups, int64_t kv_heads);
+
+  int64_t kv_heads() const { return kv_heads_; }
 
   int64_t degree(RankAxis axis) const { return degrees_[static_cast<size_t>(axis)]; }
   /// Those of more than one rank.
@@ -45,6 +47,7 @@ class RankAxes {
  private:
   void add_group(const CommunicatorPtr& group, std::vector<RankAxis> axes);
 
+  int64_t kv_heads_;
   std::array<int64_t, kNumRankAxes> degrees_ = {};
   std::vector<RankAxis> dense_;
   std::vector<RankAxis> experts_;

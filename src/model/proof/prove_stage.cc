@@ -63,8 +63,11 @@ class Prover {
 
   void add_summed(const std::string& name, const WeightPlacement& placement,
                   const Sharding& gradient) {
-    SummedWeight weight{
-        .name = name, .expert = placement.expert, .tp_copies = placement.tp_copies, .axes = {}};
+    SummedWeight weight{.name = name,
+                        .expert = placement.expert,
+                        .tp_copies = placement.tp_copies,
+                        .kv_heads = axes_.kv_heads(),
+                        .axes = {}};
     for (const RankAxis axis :
          axes_.of(placement.expert ? Factoring::kExperts : Factoring::kDense)) {
       if (gradient.along(axis).is(Kind::kPartial)) weight.axes.insert(axis);

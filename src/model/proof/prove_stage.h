@@ -22,6 +22,7 @@ struct SummedWeight {
   std::string name;
   bool expert = false;    ///< held by the factoring of the experts
   int64_t tp_copies = 1;  ///< WeightPlacement's
+  int64_t kv_heads = 1;   ///< of its layer, by which `axes` are of RankAxes
   std::set<RankAxis> axes;
   bool operator==(const SummedWeight&) const = default;
 };

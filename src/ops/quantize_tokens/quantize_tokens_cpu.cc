@@ -76,6 +76,11 @@ class CodedValues {
   int64_t scales_of_row_;
 };
 
+/// Of x without rows, which may lack scales too.
+struct NoValues {
+  float operator()(int64_t /*row*/, int64_t /*column*/) const { return 0; }
+};
+
 /// One column of x, which is a row of y.
 template <typename Values>
 void quantize_column(std::span<const TokenRun> runs, const Values& values, int64_t column, E4m3* y,
@@ -107,12 +112,11 @@ void quantize_tokens(const Op& op, const Args<Op>& args) {
       quantize_column(runs, values, column, y.as<E4m3>() + column * y.shape[1],
                       args.out(Op::kScales));
   };
-  if (x.num_elements() > 0 && x.scale.is_scaled()) {
-    x.dtype == DType::kE4M3 ? quantize(CodedValues<E4m3>(x)) : quantize(CodedValues<E5m2>(x));
-    return;
-  }
-  with_storage(x.scale.is_scaled() ? DType::kBF16 : x.dtype,
-               [&](auto storage) { quantize(PlainValues<decltype(storage)>(x)); });
+  if (x.num_elements() == 0) return quantize(NoValues());
+  if (x.scale.is_scaled())
+    return x.dtype == DType::kE4M3 ? quantize(CodedValues<E4m3>(x))
+                                   : quantize(CodedValues<E5m2>(x));
+  with_storage(x.dtype, [&](auto storage) { quantize(PlainValues<decltype(storage)>(x)); });
 }
 
 }  // namespace

@@ -90,6 +90,18 @@ TEST(QuantizeTokens, TakesRowsOfFp8) {
   }
 }
 
+/// As those of a rank's experts to which no token comes.
+TEST(QuantizeTokens, TakesNoRowsOfFp8) {
+  Random random(5, 1);
+  const std::vector<int64_t> offsets = testing::ends_of({0, 0, 0});
+  for (const QuantizeSpec& spec : testing::row_specs()) {
+    const OwnedTensor x = testing::random_tensor(DType::kBF16, {0, 24}, random, 10.0);
+    const testing::ScaledTensor coded = testing::quantize(x.get(), spec);
+    for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock})
+      EXPECT_NO_THROW(quantize_tokens(coded.tensor, scales, offsets));
+  }
+}
+
 /// Groups of any sizes lie behind each other.
 TEST(TokenBlocks, AreOfOneGroup) {
   Random random(4, 1);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 
 namespace tessera {
 namespace {
@@ -41,7 +42,8 @@ void prove_groups(const StageGroups& groups, const Layout& layout, int64_t rank,
 
 void prove_reductions(const std::vector<ReplicaRanks>& replicas,
                       const std::vector<SummedWeight>& weights, const Layout& layout, int64_t rank,
-                      const RankAxes& axes, ShardingFaults& faults) {
+                      const StageGroups& groups, ShardingFaults& faults) {
+  std::map<int64_t, RankAxes> by_heads;
   for (const SummedWeight& weight : weights) {
     const ReplicaRanks* group = find_replicas(replicas, weight);
     if (group == nullptr) {
@@ -49,6 +51,8 @@ void prove_reductions(const std::vector<ReplicaRanks>& replicas,
       continue;
     }
     const Factoring factoring = weight.expert ? Factoring::kExperts : Factoring::kDense;
+    const RankAxes& axes =
+        by_heads.try_emplace(weight.kv_heads, groups, weight.kv_heads).first->second;
     const auto expected = axes.ranks_along(layout, rank, factoring, weight.axes);
     // Of other stages that have the embedding too, the same.
     std::vector<int64_t> found = group->ranks;
@@ -70,7 +74,7 @@ StageProof prove_rank(const Settings& settings, const RunLayout& run,
   StageProof proof = prove_stage(programs);
   prove_groups(groups, run.layout, run.rank(), axes, proof.faults);
   prove_reductions(list_replica_ranks(settings, run.layout, run.rank()), proof.weights, run.layout,
-                   run.rank(), axes, proof.faults);
+                   run.rank(), groups, proof.faults);
   return proof;
 }
 

@@ -16,10 +16,10 @@ StageProof prove_rank(const Settings& settings, const RunLayout& run,
 /// The ranks of a rank's groups.
 void prove_groups(const StageGroups& groups, const Layout& layout, int64_t rank,
                   const RankAxes& axes, ShardingFaults& faults);
-/// Those over which `weights` are summed; `replicas` are those of rank `rank`.
+/// Those over which `weights` are summed; `replicas` and `groups` are those of rank `rank`.
 void prove_reductions(const std::vector<ReplicaRanks>& replicas,
                       const std::vector<SummedWeight>& weights, const Layout& layout, int64_t rank,
-                      const RankAxes& axes, ShardingFaults& faults);
+                      const StageGroups& groups, ShardingFaults& faults);
 
 /// Throws InternalError with all faults where there is one: no configuration may lead to it.
 void require_proof(const StageProof& proof);

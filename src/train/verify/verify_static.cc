@@ -86,7 +86,8 @@ void prove_ranks(const Settings& settings, const Layout& layout,
   for (const SummedWeight& weight : weights) {
     const auto is_alike = [&](const SummedWeight& other) {
       return weight.name != "embedding.weight" && other.expert == weight.expert &&
-             other.tp_copies == weight.tp_copies && other.axes == weight.axes;
+             other.tp_copies == weight.tp_copies && other.kv_heads == weight.kv_heads &&
+             other.axes == weight.axes;
     };
     if (std::ranges::none_of(kinds, is_alike)) kinds.push_back(weight);
   }
@@ -95,7 +96,7 @@ void prove_ranks(const Settings& settings, const Layout& layout,
     const StageGroups groups = join_stage_groups(*world, layout, settings.parallel);
     const RankAxes axes(groups, settings.model.kv_heads());
     prove_groups(groups, layout, rank, axes, result.faults);
-    prove_reductions(list_replica_ranks(settings, layout, rank), kinds, layout, rank, axes,
+    prove_reductions(list_replica_ranks(settings, layout, rank), kinds, layout, rank, groups,
                      result.faults);
     ++result.num_checked;
   }

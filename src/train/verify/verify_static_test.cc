@@ -109,12 +109,12 @@ TEST(ProveReductions, FindsGroupsOfOtherRanks) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
     const StageProof proof = prove_rank(settings, planned.layout, planned.model.programs());
     ASSERT_EQ(proof.faults, ShardingFaults());
-    const RankAxes axes(planned.layout.part.groups, settings.model.kv_heads());
+    const StageGroups& groups = planned.layout.part.groups;
     const auto replicas = list_replica_ranks(settings, layout, rank);
     const auto expect_found = [&](const auto& mutant, const std::string& what) {
       ++num_mutants;
       ShardingFaults faults;
-      prove_reductions(mutant, proof.weights, layout, rank, axes, faults);
+      prove_reductions(mutant, proof.weights, layout, rank, groups, faults);
       EXPECT_FALSE(faults.empty()) << what;
     };
     for (size_t i = 0; i < replicas.size(); ++i) {
