@@ -267,10 +267,14 @@ void draw_offload(Draw& draw, RandomLayout& result) {
   train.offload_rate = draw.of({50.0, 0.05, 0.005});
 }
 
-void draw_noise(Draw& draw, MoeConfig& moe) {
+/// Where experts read jittered tokens, nothing keeps those before, which may be named for offload.
+void draw_noise(Draw& draw, Settings& settings) {
+  MoeConfig& moe = settings.model.moe;
   if (moe.num_experts == 0 || !draw.chance(4)) return;
   moe.router_jitter = draw.of({0.01, 0.3});
-  moe.jitter_experts = draw.chance(2);
+  const bool is_named = std::ranges::any_of(
+      settings.train.offload, [](const std::string& name) { return name.starts_with("mlp_norm"); });
+  moe.jitter_experts = draw.chance(2) && !is_named;
 }
 
 /// Experts that compute nothing, fewer than top_k experts, and loads that are evened out.
@@ -369,7 +373,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_delta(draw, result);
     draw_clones(draw, result);
     draw_mamba(draw, result);
-    draw_noise(draw, result.settings.model.moe);
+    draw_noise(draw, result.settings);
     draw_choice(draw, result.settings);
     draw_mixed(draw, result);
     result.settings = without_data(std::move(result.settings));
