@@ -35,7 +35,9 @@ class SinkhornCuda : public testing::GpuTest {
     size_t different = 0;
     for (size_t i = 0; i < found.size(); ++i) different += found[i] == expected[i] ? 0 : 1;
     EXPECT_LE(different, 2 + found.size() / 1000);
-    if (!training) EXPECT_EQ(different, 0U);
+    if (!training) {
+      EXPECT_EQ(different, 0U);
+    }
     EXPECT_EQ(run(gpu(), spec, tensors), found) << "the same bits again";
   }
 };

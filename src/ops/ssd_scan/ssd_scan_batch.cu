@@ -10,7 +10,6 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLanes = 32;
 
 /// How a state [N, P] lies in a block: a column's rows in kParts lanes of kPer each.
 template <int kLanesOfColumn, int kRowsOfLane>
