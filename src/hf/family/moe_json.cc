@@ -12,10 +12,6 @@ namespace {
 
 using nlohmann::json;
 
-int64_t bounded(const ConfigJson& config, std::string_view key, int64_t least, int64_t most) {
-  return config.bounded(key, least, most);
-}
-
 /// Makes the layers without experts those for which `is_dense` holds.
 template <typename Predicate>
 void set_dense_layers(ModelConfig& model, Predicate is_dense) {
@@ -33,7 +29,7 @@ void read_mlp_types(const ConfigJson& config, ModelConfig& model) {
   if (config.is_null("mlp_layer_types")) {
     const Family& family = config.family();
     const int64_t first = family.has_key("first_k_dense_replace")
-                              ? bounded(config, "first_k_dense_replace", 0, kMaxLayers)
+                              ? config.bounded("first_k_dense_replace", 0, kMaxLayers)
                               : family.first_dense;
     set_dense_layers(model, [=](int64_t layer) { return layer < first; });
     return;
@@ -52,12 +48,12 @@ void read_mlp_types(const ConfigJson& config, ModelConfig& model) {
 
 /// ERNIE's rule: every n-th layer counted from the first of all, of those from a start to an end.
 void read_moe_range(const ConfigJson& config, ModelConfig& model) {
-  const int64_t start = bounded(config, "moe_layer_start_index", 0, kMaxLayers);
-  const int64_t interval = bounded(config, "moe_layer_interval", 1, kMaxLayers);
+  const int64_t start = config.bounded("moe_layer_start_index", 0, kMaxLayers);
+  const int64_t interval = config.bounded("moe_layer_interval", 1, kMaxLayers);
   const bool to_last =
       config.is_null("moe_layer_end_index") || config.value("moe_layer_end_index") == -1;
   const int64_t end =
-      to_last ? model.num_layers - 1 : bounded(config, "moe_layer_end_index", 0, kMaxLayers);
+      to_last ? model.num_layers - 1 : config.bounded("moe_layer_end_index", 0, kMaxLayers);
   set_dense_layers(model, [=](int64_t layer) {
     return (layer + 1) % interval != 0 || layer < start || layer > end;
   });
@@ -69,10 +65,10 @@ void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
   if (family.has_key("mlp_layer_types")) return read_mlp_types(config, model);
   if (family.has_key("moe_layer_start_index")) return read_moe_range(config, model);
   if (family.has_key("first_k_dense_replace")) {
-    moe.first_dense_layers = bounded(config, "first_k_dense_replace", 0, kMaxLayers);
+    moe.first_dense_layers = config.bounded("first_k_dense_replace", 0, kMaxLayers);
   }
   if (family.has_key("decoder_sparse_step"))
-    moe.every = bounded(config, "decoder_sparse_step", 1, kMaxLayers);
+    moe.every = config.bounded("decoder_sparse_step", 1, kMaxLayers);
   if (!family.has_key("mlp_only_layers") || config.is_null("mlp_only_layers")) return;
   const json& layers = config.value("mlp_only_layers");
   require(layers.is_array(), "{}: 'mlp_only_layers' must be a list", config.where());
@@ -83,8 +79,8 @@ void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
 }
 
 void read_groups(const ConfigJson& config, MoeConfig& moe) {
-  moe.num_groups = bounded(config, "n_group", 1, kMaxExperts);
-  moe.top_groups = bounded(config, "topk_group", 1, kMaxExperts);
+  moe.num_groups = config.bounded("n_group", 1, kMaxExperts);
+  moe.top_groups = config.bounded("topk_group", 1, kMaxExperts);
 }
 
 void read_group_max(const ConfigJson& config, MoeConfig& moe, std::vector<std::string>& notes) {
@@ -149,18 +145,18 @@ void read_shared(const ConfigJson& config, MoeConfig& moe) {
   const Family& family = config.family();
   if (family.has_key("n_shared_experts")) {
     const int64_t least = family.router == RouterRule::kBiasedSoftmax ? 0 : 1;
-    moe.shared_inner_size = bounded(config, "n_shared_experts", least, kMaxWidth) * moe.inner_size;
+    moe.shared_inner_size = config.bounded("n_shared_experts", least, kMaxWidth) * moe.inner_size;
     require(moe.shared_inner_size <= kMaxWidth,
             "{}: '{}' of inner size {} make one of {}; at most {} is supported", config.where(),
             config.spelled("n_shared_experts"), moe.inner_size, moe.shared_inner_size, kMaxWidth);
   }
   if (family.one_shared) moe.shared_inner_size = moe.inner_size;
   if (family.has_key("shared_intermediate_size"))
-    moe.shared_inner_size = bounded(config, "shared_intermediate_size", 0, kMaxWidth);
+    moe.shared_inner_size = config.bounded("shared_intermediate_size", 0, kMaxWidth);
   if (family.has_key("moe_shared_expert_intermediate_size"))
-    moe.shared_inner_size = bounded(config, "moe_shared_expert_intermediate_size", 1, kMaxWidth);
+    moe.shared_inner_size = config.bounded("moe_shared_expert_intermediate_size", 1, kMaxWidth);
   if (family.has_key("shared_expert_intermediate_size")) {
-    moe.shared_inner_size = bounded(config, "shared_expert_intermediate_size", 1, kMaxWidth);
+    moe.shared_inner_size = config.bounded("shared_expert_intermediate_size", 1, kMaxWidth);
     moe.shared_gate = true;
   }
 }
@@ -172,13 +168,13 @@ void read_moe(const ConfigJson& config, ModelConfig& model, std::vector<std::str
   MoeConfig& moe = model.moe;
   const bool alternating = family.expert_tensors == ExpertTensors::kAlternating;
   moe.num_experts =
-      bounded(config, canonical_key(family, "num_experts"), alternating ? 1 : 0, kMaxExperts);
+      config.bounded(canonical_key(family, "num_experts"), alternating ? 1 : 0, kMaxExperts);
   if (moe.num_experts == 0) return;
   moe.mlp_bias = moe.router_bias = alternating;
-  moe.top_k = bounded(config, "num_experts_per_tok", 1, kMaxExperts);
+  moe.top_k = config.bounded("num_experts_per_tok", 1, kMaxExperts);
   const bool own_size = family.has_key("moe_intermediate_size");
   moe.inner_size =
-      bounded(config, own_size ? "moe_intermediate_size" : "intermediate_size", 1, kMaxWidth);
+      config.bounded(own_size ? "moe_intermediate_size" : "intermediate_size", 1, kMaxWidth);
   read_dense_layers(config, model);
   read_shared(config, moe);
   read_router(config, moe, notes);

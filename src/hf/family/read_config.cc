@@ -17,14 +17,10 @@ namespace {
 
 using nlohmann::json;
 
-int64_t bounded(const ConfigJson& config, std::string_view key, int64_t least, int64_t most) {
-  return config.bounded(key, least, most);
-}
-
 std::optional<int64_t> optional_bounded(const ConfigJson& config, std::string_view key,
                                         int64_t most) {
   if (config.is_null(key)) return std::nullopt;
-  return bounded(config, key, 1, most);
+  return config.bounded(key, 1, most);
 }
 
 /// The deviation of initial weights, where the file has one.
@@ -92,14 +88,14 @@ int64_t read_padding_token(const ConfigJson& config, int64_t vocab_size) {
 }
 
 void read_shape(const ConfigJson& config, ModelConfig& model) {
-  model.vocab_size = bounded(config, "vocab_size", 1, kMaxVocabulary);
+  model.vocab_size = config.bounded("vocab_size", 1, kMaxVocabulary);
   model.padding_token = read_padding_token(config, model.vocab_size);
-  model.hidden_size = bounded(config, "hidden_size", 1, kMaxWidth);
+  model.hidden_size = config.bounded("hidden_size", 1, kMaxWidth);
   model.num_layers = config.family().mamba == MambaRule::kNemotron
                          ? count_mamba_layers(config)
-                         : bounded(config, "num_hidden_layers", 1, kMaxLayers);
-  model.num_heads = bounded(config, "num_attention_heads", 1, kMaxHeads);
-  model.inner_size = bounded(config, "intermediate_size", 1, kMaxWidth);
+                         : config.bounded("num_hidden_layers", 1, kMaxLayers);
+  model.num_heads = config.bounded("num_attention_heads", 1, kMaxHeads);
+  model.inner_size = config.bounded("intermediate_size", 1, kMaxWidth);
   model.activation = read_activation(config);
   model.norm_eps = config.positive("rms_norm_eps");
   require(model.norm_eps <= 1, "{}: 'rms_norm_eps' must be at most 1, found {}", config.where(),
@@ -120,7 +116,7 @@ void read_heads(const ConfigJson& config, ModelConfig& model) {
           model.hidden_size, model.num_heads);
   model.head_size = head_size.value_or(model.hidden_size / model.num_heads);
   if (family.has_key("v_head_dim")) {
-    const int64_t value_size = bounded(config, "v_head_dim", 1, kMaxWidth);
+    const int64_t value_size = config.bounded("v_head_dim", 1, kMaxWidth);
     if (value_size != model.head_size) model.value_size = value_size;
   }
   model.qk_norm = family.qk_norm;
@@ -139,10 +135,10 @@ void read_latent(const ConfigJson& config, ModelConfig& model) {
   model.attention = AttentionKind::kLatent;
   LatentConfig& latent = model.latent;
   latent.query_rank = optional_bounded(config, "q_lora_rank", kMaxWidth).value_or(0);
-  latent.kv_rank = bounded(config, "kv_lora_rank", 1, kMaxWidth);
-  latent.nope_size = bounded(config, "qk_nope_head_dim", 1, kMaxWidth);
-  latent.rope_size = bounded(config, "qk_rope_head_dim", 1, kMaxWidth);
-  latent.value_size = bounded(config, "v_head_dim", 1, kMaxWidth);
+  latent.kv_rank = config.bounded("kv_lora_rank", 1, kMaxWidth);
+  latent.nope_size = config.bounded("qk_nope_head_dim", 1, kMaxWidth);
+  latent.rope_size = config.bounded("qk_rope_head_dim", 1, kMaxWidth);
+  latent.value_size = config.bounded("v_head_dim", 1, kMaxWidth);
   check_derived_size(config, "head_dim", latent.rope_size);
   check_derived_size(config, "qk_head_dim", latent.nope_size + latent.rope_size);
   const int64_t kv_heads =
@@ -170,16 +166,16 @@ void read_delta(const ConfigJson& config, ModelConfig& model) {
           "{}: 'hidden_act' is {}; only silu is supported here, of the short convolutions too",
           config.where(), quote_for_message(config.text("hidden_act")));
   model.attention_gate = true;
-  model.delta = {.num_key_heads = bounded(config, "linear_num_key_heads", 1, kMaxHeads),
-                 .num_value_heads = bounded(config, "linear_num_value_heads", 1, kMaxHeads),
-                 .key_size = bounded(config, "linear_key_head_dim", 1, kMaxWidth),
-                 .value_size = bounded(config, "linear_value_head_dim", 1, kMaxWidth),
-                 .conv_size = bounded(config, "linear_conv_kernel_dim", 1, ShortConv::kMaxTaps)};
+  model.delta = {.num_key_heads = config.bounded("linear_num_key_heads", 1, kMaxHeads),
+                 .num_value_heads = config.bounded("linear_num_value_heads", 1, kMaxHeads),
+                 .key_size = config.bounded("linear_key_head_dim", 1, kMaxWidth),
+                 .value_size = config.bounded("linear_value_head_dim", 1, kMaxWidth),
+                 .conv_size = config.bounded("linear_conv_kernel_dim", 1, ShortConv::kMaxTaps)};
   if (!config.is_null("layer_types")) {
     model.delta_layers = read_layer_types(config, model.num_layers, "linear_attention");
     return;
   }
-  const int64_t interval = bounded(config, "full_attention_interval", 1, kMaxLayers);
+  const int64_t interval = config.bounded("full_attention_interval", 1, kMaxLayers);
   for (int64_t i = 0; i < model.num_layers; ++i) {
     if ((i + 1) % interval != 0) model.delta_layers.push_back(i);
   }
@@ -190,7 +186,7 @@ void read_conv(const ConfigJson& config, ModelConfig& model) {
   if (!config.family().gated_conv) return;
   require(model.activation == Activation::kSwiGLU, "{}: 'hidden_act' is {}; only silu is supported",
           config.where(), quote_for_message(config.text("hidden_act")));
-  model.conv = {.size = bounded(config, "conv_L_cache", 1, ShortConv::kMaxTaps),
+  model.conv = {.size = config.bounded("conv_L_cache", 1, ShortConv::kMaxTaps),
                 .bias = config.flag("conv_bias")};
   model.conv_layers = read_layer_types(config, model.num_layers, "conv");
 }

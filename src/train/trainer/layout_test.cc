@@ -50,6 +50,13 @@ void expect_agreement(const Settings& settings, int64_t num_ranks) {
   EXPECT_TRUE(result.agrees()) << describe(result, true);
 }
 
+/// The same on this layout, which the settings have from then on.
+void expect_agreement_on(Settings& settings, const LayoutSpec& layout, int64_t num_ranks) {
+  settings.parallel.layout = layout;
+  SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+  expect_agreement(settings, num_ranks);
+}
+
 /// One balance loss over layers that are on several stages, under every order of passes.
 TEST(PipelineLayouts, BalanceTheWholeModelOverStages) {
   Settings settings = small_settings();
@@ -80,28 +87,23 @@ TEST(AnyLayouts, BalanceTheGlobalBatch) {
   settings.model.moe.balance_coefficient = 0.5;
   settings.model.moe.balance_scope = BalanceTokens::kGlobalBatch;
   settings.train.global_batch = 12;
-  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
-    settings.parallel.layout = layout;
-    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
-    expect_agreement(settings, num_ranks);
-  };
-  agrees({.dp = 3}, 3);
-  agrees({.tp = 2, .dp = 2, .ep = 2}, 4);
+  expect_agreement_on(settings, {.dp = 3}, 3);
+  expect_agreement_on(settings, {.tp = 2, .dp = 2, .ep = 2}, 4);
   settings.parallel.schedule =
       PipelineKind::kGpipe;  // all forward passes before the first backward
-  agrees({.pp = 1}, 1);
-  agrees({.pp = 2}, 2);
+  expect_agreement_on(settings, {.pp = 1}, 1);
+  expect_agreement_on(settings, {.pp = 2}, 2);
   settings.parallel = {};
   settings.train.recompute = {"all"};
-  agrees({.cp = 2, .dp = 2, .ep = 4}, 4);
-  agrees({.pp = 2}, 2);
+  expect_agreement_on(settings, {.cp = 2, .dp = 2, .ep = 4}, 4);
+  expect_agreement_on(settings, {.pp = 2}, 2);
   settings.model.moe.balance_group_size = 2;
-  agrees({.tp = 2, .dp = 2, .pp = 2}, 8);
+  expect_agreement_on(settings, {.tp = 2, .dp = 2, .pp = 2}, 8);
   settings.model.mtp_layers = 1;
   settings.model.num_layers = 4;
   settings.parallel.schedule = PipelineKind::kInterleaved;
   settings.parallel.chunks_per_stage = 2;
-  agrees({.dp = 2, .pp = 2}, 4);
+  expect_agreement_on(settings, {.dp = 2, .pp = 2}, 4);
 }
 
 /// Layers of multi-token prediction wherever a layout may place them: with decoder layers or
@@ -174,28 +176,23 @@ TEST(AnyLayouts, SpreadSinksAndBiases) {
   Settings settings = small_settings();
   use_gpt_oss(settings.model);
   settings.data.sequence_length = 16;
-  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
-    settings.parallel.layout = layout;
-    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
-    expect_agreement(settings, num_ranks);
-  };
-  agrees({.tp = 2}, 2);
-  agrees({.tp = 4, .etp = 2}, 4);
-  agrees({.dp = 2, .ep = 2}, 2);
-  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  expect_agreement_on(settings, {.tp = 2}, 2);
+  expect_agreement_on(settings, {.tp = 4, .etp = 2}, 4);
+  expect_agreement_on(settings, {.dp = 2, .ep = 2}, 2);
+  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
   settings.model.moe.memory_efficient = false;
-  agrees({.cp = 2, .etp = 2}, 2);
+  expect_agreement_on(settings, {.cp = 2, .etp = 2}, 2);
   settings.parallel.context = ContextExchange::kAllToAll;
-  agrees({.cp = 2}, 2);
-  agrees({.tp = 2, .cp = 2, .ep = 4}, 4);
+  expect_agreement_on(settings, {.cp = 2}, 2);
+  expect_agreement_on(settings, {.tp = 2, .cp = 2, .ep = 4}, 4);
   settings.parallel.attention = AttentionParallel::kUlysses;
-  agrees({.tp = 2}, 2);
+  expect_agreement_on(settings, {.tp = 2}, 2);
   settings.model.moe.memory_efficient = true;
   settings.model.moe.experts = ExpertPath::kBlockSparse;
   settings.model.moe.inner_size = 16;
   settings.model.moe.block_size = 8;
   settings.train.recompute = {"all"};
-  agrees({.cp = 2, .dp = 2, .etp = 2, .ep = 2}, 4);
+  expect_agreement_on(settings, {.cp = 2, .dp = 2, .etp = 2, .ep = 2}, 4);
 }
 
 /// Layers with Gated DeltaNet, their heads spread, between layers with gated attention.
@@ -211,16 +208,11 @@ TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
   model.delta = {.num_key_heads = 4, .num_value_heads = 8, .key_size = 6, .value_size = 5};
   settings.data.sequence_length = 16;
   settings.data.split_documents = true;
-  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
-    settings.parallel.layout = layout;
-    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
-    expect_agreement(settings, num_ranks);
-  };
-  agrees({.tp = 2}, 2);
-  agrees({.pp = 2}, 2);
+  expect_agreement_on(settings, {.tp = 2}, 2);
+  expect_agreement_on(settings, {.pp = 2}, 2);
   settings.train.recompute = {"all"};
-  agrees({.tp = 4, .ep = 4}, 4);
-  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
+  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
 }
 
 /// Layers with gated short convolutions, their channels spread, between layers that attend.
@@ -235,16 +227,11 @@ TEST(AnyLayouts, SpreadChannelsOfGatedConvolutions) {
   model.conv = {.size = 3, .bias = true};
   settings.data.sequence_length = 16;
   settings.data.split_documents = true;
-  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
-    settings.parallel.layout = layout;
-    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
-    expect_agreement(settings, num_ranks);
-  };
-  agrees({.tp = 2}, 2);
-  agrees({.pp = 2}, 2);
+  expect_agreement_on(settings, {.tp = 2}, 2);
+  expect_agreement_on(settings, {.pp = 2}, 2);
   settings.train.recompute = {"all"};
-  agrees({.tp = 4, .ep = 4}, 4);
-  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
+  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
 }
 
 /// Layers with a window rotated unlike those without, the latter not at all.
@@ -261,15 +248,10 @@ TEST(AnyLayouts, SpreadLayersOfTwoRotations) {
   model.window_rope = {.base = 30, .fraction = 0.5};
   model.rope.fraction = 0;
   settings.data.sequence_length = 16;
-  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
-    settings.parallel.layout = layout;
-    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
-    expect_agreement(settings, num_ranks);
-  };
-  agrees({.tp = 2, .cp = 2}, 4);
-  agrees({.pp = 3}, 3);
+  expect_agreement_on(settings, {.tp = 2, .cp = 2}, 4);
+  expect_agreement_on(settings, {.pp = 3}, 3);
   settings.parallel.attention = AttentionParallel::kUlysses;
-  agrees({.cp = 2}, 2);
+  expect_agreement_on(settings, {.cp = 2}, 2);
 }
 
 /// Layers with Mamba-2, their groups of heads spread, layers of a mixer alone and of experts alone.
@@ -288,15 +270,10 @@ TEST(AnyLayouts, SpreadGroupsOfMamba) {
   model.mamba = {.num_heads = 8, .head_size = 6, .num_groups = 4, .state_size = 5};
   settings.data.sequence_length = 16;
   settings.data.split_documents = true;
-  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
-    settings.parallel.layout = layout;
-    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
-    expect_agreement(settings, num_ranks);
-  };
-  agrees({.tp = 2}, 2);
+  expect_agreement_on(settings, {.tp = 2}, 2);
   settings.train.recompute = {"all"};
-  agrees({.tp = 4, .ep = 4}, 4);
-  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
+  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
 }
 
 /// The options of Granite and Hunyuan: multipliers at every end, norms of rotated heads.
@@ -314,21 +291,16 @@ TEST(AnyLayouts, ScaleAndNormRotatedHeads) {
   model.logits_divisor = 6;
   model.moe.bias_update_speed = 0.01;
   settings.data.sequence_length = 16;
-  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
-    settings.parallel.layout = layout;
-    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
-    expect_agreement(settings, num_ranks);
-  };
-  agrees({.tp = 2}, 2);
-  agrees({.cp = 2}, 2);
-  agrees({.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  expect_agreement_on(settings, {.tp = 2}, 2);
+  expect_agreement_on(settings, {.cp = 2}, 2);
+  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
   model.qk_norm = QkNorm::kAll;
-  agrees({.tp = 4, .etp = 2}, 4);
+  expect_agreement_on(settings, {.tp = 4, .etp = 2}, 4);
   settings.parallel.context = ContextExchange::kAllToAll;
   settings.train.recompute = {"all"};
-  agrees({.tp = 2, .cp = 2, .ep = 4}, 4);
+  expect_agreement_on(settings, {.tp = 2, .cp = 2, .ep = 4}, 4);
   settings.parallel.attention = AttentionParallel::kUlysses;
-  agrees({.tp = 2}, 2);
+  expect_agreement_on(settings, {.tp = 2}, 2);
 }
 
 /// TESSERA_LAYOUT_SEED=n runs that case alone.
