@@ -1,5 +1,5 @@
-#include "ops/gemm/gemm.h"
 #include "ops/linear/joined_linear.h"
+#include "ops/linear/linear_products.h"
 #include "ops/storage.h"
 
 namespace tessera {
@@ -8,19 +8,9 @@ namespace {
 void joined_linear(const JoinedLinear& op, const KernelArgs& args) {
   const Tensor& x = args.in(JoinedLinear::kX);
   for (int i = 0; i < op.count(); ++i) {
-    const Tensor& weight = args.in(JoinedLinear::kFirstWeight + i);
-    gemm({.transpose_b = true,
-          .m = x.shape[0],
-          .n = weight.shape[0],
-          .k = weight.shape[1],
-          .a = x.data,
-          .lda = weight.shape[1],
-          .b = weight.data,
-          .ldb = weight.shape[1],
-          .c = args.out(i).data,
-          .ldc = weight.shape[0],
-          .input_type = x.dtype,
-          .output_type = x.dtype});
+    Gemm product = forward_product(x, args.in(JoinedLinear::kFirstWeight + i));
+    product.c = args.out(i).data;
+    gemm(product);
   }
 }
 
@@ -39,22 +29,14 @@ void add_product(const float* product, const Tensor* addend, const Tensor& to) {
 
 void joined_linear_dgrad(const JoinedLinearDgrad& op, const KernelArgs& args) {
   const Tensor& grad_x = args.out(JoinedLinearDgrad::kGradX);
-  auto* const product = reinterpret_cast<float*>(args.workspace.data());
+  auto* const summand = reinterpret_cast<float*>(args.workspace.data());
   const Tensor* addend = op.addend() ? &args.in(2 * op.count()) : nullptr;
   for (int i = 0; i < op.count(); ++i) {
-    const Tensor& grad = args.in(2 * i);
-    const Tensor& weight = args.in(2 * i + 1);
-    gemm({.m = grad.shape[0],
-          .n = weight.shape[1],
-          .k = weight.shape[0],
-          .a = grad.data,
-          .lda = grad.shape[1],
-          .b = weight.data,
-          .ldb = weight.shape[1],
-          .c = product,
-          .ldc = weight.shape[1],
-          .input_type = grad.dtype});
-    add_product(product, addend, grad_x);
+    Gemm product = input_grad_product(args.in(2 * i), args.in(2 * i + 1));
+    product.output_type = DType::kF32;
+    product.c = summand;
+    gemm(product);
+    add_product(summand, addend, grad_x);
     addend = &grad_x;
   }
 }
@@ -62,20 +44,11 @@ void joined_linear_dgrad(const JoinedLinearDgrad& op, const KernelArgs& args) {
 void joined_linear_wgrad(const JoinedLinearWgrad& op, const KernelArgs& args) {
   const Tensor& x = args.in(JoinedLinearWgrad::kX);
   for (int i = 0; i < op.count(); ++i) {
-    const Tensor& grad = args.in(JoinedLinearWgrad::kFirstGrad + i);
     if (!args.out(i)) continue;
-    gemm({.transpose_a = true,
-          .m = grad.shape[1],
-          .n = x.shape[1],
-          .k = x.shape[0],
-          .a = grad.data,
-          .lda = grad.shape[1],
-          .b = x.data,
-          .ldb = x.shape[1],
-          .c = args.out(i).data,
-          .ldc = x.shape[1],
-          .input_type = x.dtype,
-          .accumulate = !args.set_accumulators});
+    Gemm product = weight_grad_product(x, args.in(JoinedLinearWgrad::kFirstGrad + i));
+    product.c = args.out(i).data;
+    product.accumulate = !args.set_accumulators;
+    gemm(product);
   }
 }
 

@@ -5,6 +5,7 @@
 #include "ops/cuda/tensor_map.h"
 #include "ops/linear/joined_linear.h"
 #include "ops/linear/joined_linear_kernels.h"
+#include "ops/linear/linear_products.h"
 
 namespace tessera {
 namespace {
@@ -59,19 +60,9 @@ void joined_linear(const JoinedLinear& op, const KernelArgs& args) {
     return launch_joined_products(all, stream_of(args));
   }
   for (int i = 0; i < op.count(); ++i) {
-    const Tensor& weight = args.in(JoinedLinear::kFirstWeight + i);
-    multiply(args, {.transpose_b = true,
-                    .m = x.shape[0],
-                    .n = weight.shape[0],
-                    .k = weight.shape[1],
-                    .a = x.data,
-                    .lda = weight.shape[1],
-                    .b = weight.data,
-                    .ldb = weight.shape[1],
-                    .c = args.out(i).data,
-                    .ldc = weight.shape[0],
-                    .input_type = x.dtype,
-                    .output_type = x.dtype});
+    Gemm product = forward_product(x, args.in(JoinedLinear::kFirstWeight + i));
+    product.c = args.out(i).data;
+    multiply(args, product);
   }
 }
 
@@ -89,21 +80,9 @@ void joined_linear_dgrad(const JoinedLinearDgrad& op, const KernelArgs& args) {
     return launch_summed_products(all, stream_of(args));
   }
   for (int i = 0; i < op.count(); ++i) {
-    const Tensor& grad = args.in(2 * i);
-    const Tensor& weight = args.in(2 * i + 1);
-    multiply(args,
-             {.m = grad.shape[0],
-              .n = weight.shape[1],
-              .k = weight.shape[0],
-              .a = grad.data,
-              .lda = grad.shape[1],
-              .b = weight.data,
-              .ldb = weight.shape[1],
-              .c = grad_x.data,
-              .ldc = weight.shape[1],
-              .input_type = grad.dtype,
-              .output_type = grad.dtype},
-             addend);
+    Gemm product = input_grad_product(args.in(2 * i), args.in(2 * i + 1));
+    product.c = grad_x.data;
+    multiply(args, product, addend);
     addend = grad_x.data;
   }
 }
@@ -141,18 +120,10 @@ void joined_linear_wgrad(const JoinedLinearWgrad& op, const KernelArgs& args) {
       ++all.count;
       continue;
     }
-    multiply(args, {.transpose_a = true,
-                    .m = grad.shape[1],
-                    .n = x.shape[1],
-                    .k = x.shape[0],
-                    .a = grad.data,
-                    .lda = grad.shape[1],
-                    .b = x.data,
-                    .ldb = x.shape[1],
-                    .c = args.out(i).data,
-                    .ldc = x.shape[1],
-                    .input_type = x.dtype,
-                    .accumulate = !args.set_accumulators});
+    Gemm product = weight_grad_product(x, grad);
+    product.c = args.out(i).data;
+    product.accumulate = !args.set_accumulators;
+    multiply(args, product);
   }
   if (joined) launch_joined_gradients(all, stream_of(args));
 }

@@ -8,6 +8,7 @@
 #include "ops/gemm/row_products.h"
 #include "ops/gemm/tile_permission.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/linear_products.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
 
@@ -15,22 +16,6 @@ namespace tessera {
 namespace {
 
 using Extra = Linear::Extra;
-
-/// x · weightᵀ, without a place for the result.
-Gemm forward_product(const Tensor& x, const Tensor& weight) {
-  const int64_t in = weight.shape[1];
-  return {.transpose_b = true,
-          .m = x.shape[0],
-          .n = weight.shape[0],
-          .k = in,
-          .a = x.data,
-          .lda = in,
-          .b = weight.data,
-          .ldb = in,
-          .ldc = weight.shape[0],
-          .input_type = x.dtype,
-          .output_type = x.dtype};
-}
 
 /// Some rows of what the product is added to, in F32.
 using FillRows = std::function<void(float* to, int64_t begin, int64_t end)>;
@@ -132,18 +117,7 @@ void linear_dgrad(const LinearDgrad& op, const Args<LinearDgrad>& args) {
   const Tensor& grad = args.in(Op::kGrad);
   const Tensor& weight = args.in(Op::kWeight);
   const bool addend = op.addend();
-  run_product(gemm,
-              {.m = grad.shape[0],
-               .n = weight.shape[1],
-               .k = weight.shape[0],
-               .a = grad.data,
-               .lda = grad.shape[1],
-               .b = weight.data,
-               .ldb = weight.shape[1],
-               .ldc = weight.shape[1],
-               .input_type = grad.dtype,
-               .output_type = grad.dtype},
-              args.out(Op::kGradX), args.workspace,
+  run_product(gemm, input_grad_product(grad, weight), args.out(Op::kGradX), args.workspace,
               addend ? rows_of_addend(args.in(Op::kAddend)) : FillRows());
 }
 
@@ -152,19 +126,10 @@ void linear_wgrad(const LinearWgrad& /*op*/, const Args<LinearWgrad>& args) {
   if (!args.out(Op::kGradWeight)) return;
   const Tensor& x = args.in(Op::kX);
   const Tensor& grad = args.in(Op::kGrad);
-  gemm({.transpose_a = true,
-        .m = grad.shape[1],
-        .n = x.shape[1],
-        .k = x.shape[0],
-        .a = grad.data,
-        .lda = grad.shape[1],
-        .b = x.data,
-        .ldb = x.shape[1],
-        .c = args.out(Op::kGradWeight).data,
-        .ldc = x.shape[1],
-        .input_type = x.dtype,
-        .output_type = DType::kF32,
-        .accumulate = !args.set_accumulators});
+  Gemm product = weight_grad_product(x, grad);
+  product.c = args.out(Op::kGradWeight).data;
+  product.accumulate = !args.set_accumulators;
+  gemm(product);
 }
 
 void linear_bias_grad(const LinearBiasGrad& /*op*/, const Args<LinearBiasGrad>& args) {

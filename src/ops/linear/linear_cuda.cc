@@ -6,6 +6,7 @@
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/linear_products.h"
 
 namespace tessera {
 namespace {
@@ -22,21 +23,6 @@ int64_t rows_before_bias(int64_t num_columns) {
   constexpr int64_t kUnit = 128;  // rows of a product's tile
   const int64_t row_bytes = static_cast<int64_t>(sizeof(float)) * std::max<int64_t>(num_columns, 1);
   return std::max(kBytes / row_bytes / kUnit, int64_t{1}) * kUnit;
-}
-
-Gemm forward_product(const Tensor& x, const Tensor& weight) {
-  const int64_t in = weight.shape[1];
-  return {.transpose_b = true,
-          .m = x.shape[0],
-          .n = weight.shape[0],
-          .k = in,
-          .a = x.data,
-          .lda = in,
-          .b = weight.data,
-          .ldb = in,
-          .ldc = weight.shape[0],
-          .input_type = x.dtype,
-          .output_type = x.dtype};
 }
 
 /// The blocks of a single expert that holds all of a weight [rows, columns], whose tokens are the
@@ -129,19 +115,9 @@ void linear_dgrad(const LinearDgrad& op, const Args<LinearDgrad>& args) {
   const int64_t* extent = args.in_extent(Op::kGrad);
   if (extent != nullptr && weight.num_elements() > 0)
     return multiply_ragged(args, grad, extent, weight, args.out(Op::kGradX), false);
-  multiply(args,
-           {.m = grad.shape[0],
-            .n = weight.shape[1],
-            .k = weight.shape[0],
-            .a = grad.data,
-            .lda = grad.shape[1],
-            .b = weight.data,
-            .ldb = weight.shape[1],
-            .c = args.out(Op::kGradX).data,
-            .ldc = weight.shape[1],
-            .input_type = grad.dtype,
-            .output_type = grad.dtype},
-           op.addend() ? args.in(Op::kAddend).data : nullptr);
+  Gemm product = input_grad_product(grad, weight);
+  product.c = args.out(Op::kGradX).data;
+  multiply(args, product, op.addend() ? args.in(Op::kAddend).data : nullptr);
 }
 
 void linear_wgrad(const LinearWgrad& /*op*/, const Args<LinearWgrad>& args) {
@@ -161,19 +137,10 @@ void linear_wgrad(const LinearWgrad& /*op*/, const Args<LinearWgrad>& args) {
          .accumulate = !args.set_accumulators},
         stream_of(args));
   }
-  multiply(args, {.transpose_a = true,
-                  .m = grad.shape[1],
-                  .n = x.shape[1],
-                  .k = x.shape[0],
-                  .a = grad.data,
-                  .lda = grad.shape[1],
-                  .b = x.data,
-                  .ldb = x.shape[1],
-                  .c = sum.data,
-                  .ldc = x.shape[1],
-                  .input_type = x.dtype,
-                  .output_type = DType::kF32,
-                  .accumulate = !args.set_accumulators});
+  Gemm product = weight_grad_product(x, grad);
+  product.c = sum.data;
+  product.accumulate = !args.set_accumulators;
+  multiply(args, product);
 }
 
 void linear_bias_grad(const LinearBiasGrad& /*op*/, const Args<LinearBiasGrad>& args) {

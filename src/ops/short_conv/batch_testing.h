@@ -14,9 +14,7 @@ struct ConvBatchCase {
 
   ConvBatchCase(const std::vector<int64_t>& lengths, int64_t channels, int64_t taps, DType dtype,
                 const Backend& cpu, const ShortConvSpec& spec = {}) {
-    std::vector<int32_t> bounds = {0};
-    for (const int64_t length : lengths)
-      bounds.push_back(bounds.back() + static_cast<int32_t>(length));
+    const std::vector<int32_t> bounds = bounds_of(lengths);
     Random random(6, 0);
     owned.push_back(random_tensor(dtype, {bounds.back(), channels}, random));
     owned.push_back(random_tensor(DType::kF32, {channels, taps}, random));

@@ -15,9 +15,7 @@ struct SsdBatchCase {
 
   SsdBatchCase(const SsdSpec& spec, const std::vector<int64_t>& lengths, DType dtype,
                const Backend& cpu) {
-    std::vector<int32_t> bounds = {0};
-    for (const int64_t length : lengths)
-      bounds.push_back(bounds.back() + static_cast<int32_t>(length));
+    const std::vector<int32_t> bounds = bounds_of(lengths);
     const int64_t tokens = bounds.back();
     Random random(5, 0);
     const Shape states = {tokens, spec.num_groups * spec.state_size};

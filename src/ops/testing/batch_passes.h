@@ -21,6 +21,14 @@ struct BatchCase {
   int64_t num_slots() const { return num_sequences() + 1; }
 };
 
+/// Where packed sequences of these lengths begin, and the end.
+inline std::vector<int32_t> bounds_of(const std::vector<int64_t>& lengths) {
+  std::vector<int32_t> bounds = {0};
+  for (const int64_t length : lengths)
+    bounds.push_back(bounds.back() + static_cast<int32_t>(length));
+  return bounds;
+}
+
 /// A pass: some next tokens of some of the sequences, in any order, and rows behind them.
 struct BatchPass {
   std::vector<int64_t> tokens;  ///< of the packed sequences
