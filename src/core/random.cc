@@ -5,25 +5,14 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/philox.h"
+
 namespace tessera {
 
 std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-  constexpr uint64_t kMultiplier0 = 0xD2511F53;
-  constexpr uint64_t kMultiplier1 = 0xCD9E8D57;
-  constexpr uint32_t kWeyl0 = 0x9E3779B9;
-  constexpr uint32_t kWeyl1 = 0xBB67AE85;
-  constexpr int kRounds = 10;
-  for (int round = 0; round < kRounds; ++round) {
-    const uint64_t product0 = kMultiplier0 * counter[0];
-    const uint64_t product1 = kMultiplier1 * counter[2];
-    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
-               static_cast<uint32_t>(product1),
-               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
-               static_cast<uint32_t>(product0)};
-    key[0] += kWeyl0;
-    key[1] += kWeyl1;
-  }
-  return counter;
+  const PhiloxWords words =
+      philox_words({{counter[0], counter[1], counter[2], counter[3]}}, key[0], key[1]);
+  return std::to_array(words.of);
 }
 
 uint64_t Random::next_u64() {

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "core/dtype.h"
-#include "ops/host_device.h"
+#include "core/host_device.h"
 
 /// How F32 values of the optimizer are kept in fewer bits. All of it works on the words of floats,
 /// so that CPUs and GPUs do the same.

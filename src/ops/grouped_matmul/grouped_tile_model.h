@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/host_device.h"
+#include "core/host_device.h"
 
 /// How the grouped products on tensor cores cut experts' rows into tiles: shared by the kernels and
 /// by the prediction of what tiles cost.

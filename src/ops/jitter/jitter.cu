@@ -33,7 +33,7 @@ struct JitterMap {
     if (eps != 0) {
 #pragma unroll
       for (uint32_t i = 0; i < kWidth; i += kJitterColumns) {
-        const JitterWords words =
+        const PhiloxWords words =
             jitter_words(low, high, loaded.token, (first + i) / kJitterColumns);
 #pragma unroll
         for (uint32_t k = 0; k < kJitterColumns; ++k) {

@@ -28,7 +28,7 @@ void jitter(const Jitter& /*op*/, const Args<Jitter>& args) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < x.shape[0]; ++row) {
       for (int64_t first = 0; first < width; first += kJitterColumns) {
-        const JitterWords words =
+        const PhiloxWords words =
             jitter_words(low, high, numbers[row], static_cast<uint32_t>(first / kJitterColumns));
         const int64_t count = std::min<int64_t>(kJitterColumns, width - first);
         for (int64_t i = 0; i < count; ++i) {

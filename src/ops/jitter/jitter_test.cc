@@ -34,7 +34,7 @@ TEST(Jitter, WordsAreThoseOfPhilox) {
     const auto high = static_cast<uint32_t>(key >> 32U);
     const auto expected = philox(
         {group, static_cast<uint32_t>(token), static_cast<uint32_t>(token >> 32), 0}, {low, high});
-    const JitterWords words = jitter_words(low, high, token, group);
+    const PhiloxWords words = jitter_words(low, high, token, group);
     EXPECT_TRUE(std::ranges::equal(words.of, expected));
   }
 }
@@ -97,7 +97,7 @@ TEST(Jitter, FactorsAreUniform) {
   float largest = 0;
   constexpr int kGroups = 20000;
   for (int i = 0; i < kGroups; ++i) {
-    const JitterWords words = jitter_words(1, 2, i, 0);
+    const PhiloxWords words = jitter_words(1, 2, i, 0);
     for (const uint32_t word : words.of) {
       const float factor = jitter_factor(word, 0.5F);
       sum += factor;

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "ops/host_device.h"
+#include "core/host_device.h"
 
 /// Where the tokens of groups, such as experts, lie when they are cut into blocks of 128, none of
 /// which has tokens of two groups. On CPUs and GPUs.

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "ops/host_device.h"
+#include "core/host_device.h"
 
 /// One token's part of TopP, the same on CPUs and GPUs.
 namespace tessera {
