@@ -157,7 +157,7 @@ bool in_paged(const Context& c) {
   return in_cached_attention(c) && c.cache->is_paged();
 }
 bool in_slots(const Context& c) {
-  return in_cached(c) && c.kind.has_slots() && c.cache->is_paged();
+  return in_cached(c) && c.kind.keeps_state() && c.cache->is_paged();
 }
 bool in_lengths(const Context& c) {
   return in_cached_attention(c) || in_slots(c);

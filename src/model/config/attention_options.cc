@@ -36,8 +36,9 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
              between(0, kMaxWidth));
   schema.add("model.value_multiplier", &config.value_multiplier, "Factor on attention's values",
              {.min = kMinMultiplier, .max = kMaxMultiplier});
-  schema.add("model.attention_gate", &config.attention_gate,
-             "Multiply what attention gives by the sigmoid of a projection of the hidden state");
+  schema.add(
+      "model.attention_gate", &config.attention_gate,
+      "Multiply what attention gives by model.gate_function of a projection of the hidden state");
   schema.add_enum("model.gate_function", &config.gate_function,
                   {{"sigmoid", AttentionGate::kSigmoid},
                    {"softplus", AttentionGate::kSoftplus},

@@ -143,9 +143,9 @@ struct LayerKind {
   bool conv = false;   ///< its mixer is a gated short convolution
   bool no_mixer = false;
   bool no_mlp = false;
-  bool attends() const { return !delta && !mamba && !conv && !no_mixer; }
-  /// Whether generation can keep what it has of several texts, each in a slot.
-  bool has_slots() const { return delta || mamba || conv; }
+  /// Whether its mixer hands a state from token to token, of which generation keeps one a text.
+  bool keeps_state() const { return delta || mamba || conv; }
+  bool attends() const { return !keeps_state() && !no_mixer; }
   // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 of `<` for a pointer
   auto operator<=>(const LayerKind&) const = default;
 };
@@ -274,8 +274,8 @@ struct ModelConfig {
   bool output_bias = false;
   /// A learnt logit of each head that joins the softmax's denominator (ops/attention_sink).
   bool attention_sinks = false;
-  /// What attention gives is multiplied by the sigmoid of a projection of the hidden state, element
-  /// by element (Gated Attention for Large Language Models: Qiu et al., 2025).
+  /// What attention gives is multiplied by `gate_function` of a projection of the hidden state
+  /// (Gated Attention for Large Language Models: Qiu et al., 2025).
   bool attention_gate = false;
   AttentionGate gate_function = AttentionGate::kSigmoid;
   bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias

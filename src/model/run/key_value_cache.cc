@@ -31,7 +31,7 @@ int64_t cache_bytes(const ModelConfig& config, DType dtype, const CacheShape& ca
   Saturating bytes = 0;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     context.kind = config.layer_kind(layer);
-    const bool in_slots = context.kind.has_slots() && cache.is_paged();
+    const bool in_slots = context.kind.keeps_state() && cache.is_paged();
     for (const Port port : cache_ports(context.kind))
       bytes += bytes_of(port_type(port, context)) * (in_slots ? cache.num_slots : 1);
   }
