@@ -232,13 +232,14 @@ constexpr Family kLaguna = {
     .gate_name = "g_proj",
 };
 
-constexpr std::array kFamilies = {kQwen3Next, kQwen35, kQwen35Moe, kGraniteMoeHybrid, kNemotronH,
-                                  kExaoneMoe, kMellum, kLfm2Moe,   kMimoV2Flash,      kLaguna};
+constexpr std::array kMixedFamilies = {kQwen3Next,   kQwen35,    kQwen35Moe, kGraniteMoeHybrid,
+                                       kNemotronH,   kExaoneMoe, kMellum,    kLfm2Moe,
+                                       kMimoV2Flash, kLaguna};
 
 }  // namespace
 
 std::span<const Family> mixed_families() {
-  return kFamilies;
+  return kMixedFamilies;
 }
 
 }  // namespace tessera
