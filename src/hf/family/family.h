@@ -111,7 +111,7 @@ struct Family {
   std::array<std::string_view, 2> norm_names = {"q_norm", "k_norm"};
   std::string_view output_name = "o_proj";
   std::string_view sinks_name = "sinks";
-  std::string_view gate_name = "";  ///< of attention's gate, where `gating` says its function
+  std::string_view gate_name;  ///< of attention's gate, where `gating` says its function
   std::string_view dense_name = "mlp";
   std::array<std::string_view, 2> layer_norms = {"input_layernorm", "post_attention_layernorm"};
   std::string_view final_norm = "model.norm";
