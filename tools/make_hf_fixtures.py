@@ -20,6 +20,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from hf_prediction import attach_predictions, copied_tables, has_predictions, prediction_loss
+
 SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=40, max_position_embeddings=256, pad_token_id=None, bos_token_id=None, eos_token_id=None)
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16)
@@ -43,6 +45,15 @@ CASES = {
         SMALL, **EXPERTS, **LATENT, n_group=2, topk_group=1, rope_interleave=False, norm_topk_prob=False,
         rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, mscale=1.0, mscale_all_dim=1.0,
                              original_max_position_embeddings=16))),
+    "deepseek_v3_mtp": ("DeepseekV3", dict(
+        SMALL, **EXPERTS, **LATENT, n_group=2, topk_group=1, num_nextn_predict_layers=2)),
+    "glm4_moe_mtp": ("Glm4Moe", dict(SMALL, **EXPERTS, head_dim=16, n_routed_experts=8, n_shared_experts=1, n_group=1,
+                                     topk_group=1, first_k_dense_replace=1, use_qk_norm=True)),
+    "qwen3_next_mtp": ("Qwen3Next", dict(
+        SMALL, **EXPERTS, head_dim=8, num_experts=6, shared_expert_intermediate_size=16, linear_num_key_heads=2,
+        linear_num_value_heads=2, linear_key_head_dim=6, linear_value_head_dim=8, linear_conv_kernel_dim=2,
+        tie_word_embeddings=False, layer_types=["linear_attention", "full_attention"],
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
     "qwen2_moe_sparse_step": ("Qwen2Moe", dict(
         SMALL, **EXPERTS, num_experts=6, num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[3],
         shared_expert_intermediate_size=24, norm_topk_prob=True, qkv_bias=False, output_router_logits=True,
@@ -182,6 +193,10 @@ CASES = {
 # Families of other names than transformers' class has.
 PUBLISHED_TYPES = {"kimi_k2": "kimi_k2"}
 
+# Layers of multi-token prediction (hf_prediction.py), whose mean loss enters the loss times this.
+PREDICTIONS = {"deepseek_v3_mtp": 2, "glm4_moe_mtp": 1, "qwen3_next_mtp": 1}
+PREDICTION_WEIGHT = 0.3
+
 
 def learning_rate(step, steps, warmup=3, peak=3e-3, floor=0.1):
     if step < warmup:
@@ -212,6 +227,14 @@ def randomize(model, generator):
             tensor.data = (3.0 if name.endswith("bias") else 1.0) * noise
         else:
             tensor.data = (0.03 if name.endswith(("correction_bias", "expert_bias")) else 0.12) * noise
+
+
+def find_loss(model, ids):
+    """The loss that is trained, and the model's own output."""
+    output = model(input_ids=ids, labels=ids)
+    if not has_predictions(model):
+        return output.loss, output
+    return output.loss + PREDICTION_WEIGHT * prediction_loss(model, ids), output
 
 
 def save_gradients(model, folder, file="grads.safetensors"):
@@ -245,7 +268,7 @@ def train(model, batches):
         for group in optimizer.param_groups:
             group["lr"] = rates[-1]
         optimizer.zero_grad(set_to_none=False)
-        loss = model(input_ids=ids, labels=ids).loss
+        loss, _ = find_loss(model, ids)
         loss.backward()
         for parameter in trained:  # an expert without tokens is decayed all the same
             if parameter.grad is None:
@@ -254,6 +277,13 @@ def train(model, batches):
         optimizer.step()
         losses.append(loss.detach())
     return torch.stack(losses), torch.stack(norms), torch.tensor(rates, dtype=torch.float64)
+
+
+def copy_tables(path, names):
+    if names:
+        tensors = load_file(path)
+        tensors |= {name: tensors[original].clone() for name, original in names.items()}
+        save_file(tensors, path, metadata={"format": "pt"})
 
 
 def name_published(path, model_type):
@@ -269,6 +299,8 @@ def make(case, root):
     config._attn_implementation = "eager"
     generator = torch.Generator().manual_seed(sum(case.encode()))
     model = getattr(transformers, family + "ForCausalLM")(config).float().train()
+    if case in PREDICTIONS:
+        attach_predictions(model, PREDICTIONS[case])
     randomize(model, generator)
     model.tie_weights()
     folder = root / case
@@ -276,12 +308,13 @@ def make(case, root):
     ids = torch.randint(0, config.vocab_size, (2, 24), generator=generator)
     batches = torch.randint(0, config.vocab_size, (12, 2, 24), generator=generator)
     model.save_pretrained(folder)
+    copy_tables(folder / "model.safetensors", copied_tables(model))
     if case in PUBLISHED_TYPES:
         name_published(folder / "config.json", PUBLISHED_TYPES[case])
-    output = model(input_ids=ids, labels=ids)
-    output.loss.backward()
+    loss, output = find_loss(model, ids)
+    loss.backward()
     save_gradients(model, folder)
-    results = {"input_ids": ids, "logits": output.logits.detach(), "loss": output.loss.detach().reshape(1)}
+    results = {"input_ids": ids, "logits": output.logits.detach(), "loss": loss.detach().reshape(1)}
     if getattr(output, "aux_loss", None) is not None:
         results["aux_loss"] = output.aux_loss.detach().reshape(1)
     losses, norms, rates = train(model, batches)

@@ -9,6 +9,7 @@
 #include "core/file/file.h"
 #include "hf/convert.h"
 #include "hf/family/hf_tensors.h"
+#include "hf/family/prediction_layers.h"
 #include "hf/testing.h"
 #include "hf/transfer/elements.h"
 
@@ -70,6 +71,13 @@ inline LooseTensor convert_loose(const LooseTensor& tensor, DType dtype) {
   result.bytes.resize(static_cast<size_t>(count * dtype_size(dtype)));
   convert_elements(tensor.bytes.data(), tensor.dtype, result.bytes.data(), dtype, count);
   return result;
+}
+
+/// The configuration of a fixture, with the layers of multi-token prediction that its tensors show.
+inline ImportedConfig fixture_config(const std::string& fixture) {
+  ImportedConfig config = read_hf_config(hf_fixture(fixture));
+  take_predictions(config, HfTensors(hf_fixture(fixture)));
+  return config;
 }
 
 /// A fixture with other tensors.

@@ -7,6 +7,7 @@
 #include "core/file/file.h"
 #include "hf/convert.h"
 #include "hf/family/name_list.h"
+#include "hf/family/prediction_layers.h"
 #include "hf/family/write_config.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
@@ -29,6 +30,7 @@ struct Companions {
 };
 
 struct Export {
+  ModelConfig model;  ///< what is written
   const Family* family = nullptr;
   std::string config_text;
   Companions companions;
@@ -155,8 +157,23 @@ void check_own_tensors(const TensorMap& map, const CheckpointReader& reader, boo
           reader.path().string(), list_names(left_over));
 }
 
-Export prepare(const ExportRequest& request, const CheckpointReader& reader, bool merges) {
-  Export work;
+/// With the layers of multi-token prediction of `given`, where the family has names for them.
+void keep_predictions(const ModelConfig& given, Export& work) {
+  if (given.mtp_layers == 0) return;
+  const std::string why = why_without_predictions(*work.family, given);
+  if (!why.empty()) {
+    work.notes.push_back("multi-token prediction is left out: " + why);
+    return;
+  }
+  work.model.mtp_layers = given.mtp_layers;
+  work.model.mtp_normed = given.mtp_normed;
+  work.config_text = with_prediction_count(*work.family, work.config_text, given.mtp_layers);
+}
+
+/// Of a request without multi-token prediction, of which `given` may have layers.
+Export prepare(const ExportRequest& request, const ModelConfig& given,
+               const CheckpointReader& reader, bool merges) {
+  Export work{.model = request.model};
   work.companions = find_companions(request);
   if (!work.companions.has_config || !request.family.empty()) {
     make_config(request, work);
@@ -165,7 +182,8 @@ Export prepare(const ExportRequest& request, const CheckpointReader& reader, boo
     reuse_config(request, work);
   }
   decide_layout(request, work);
-  work.map = map_tensors(*work.family, request.model, request.model_dtype, work.record.layout);
+  keep_predictions(given, work);
+  work.map = map_tensors(*work.family, work.model, request.model_dtype, work.record.layout);
   choose_types(work, work.companions.record && !request.options.dtype);
   check_own_tensors(work.map, reader, merges);
   const int64_t padding = request.model.vocab_size - work.record.layout.vocab_size;
@@ -252,7 +270,8 @@ ConvertReport export_adapters(const ExportRequest& request) {
           request.source.string());
   FolderBuilder folder(request.target);
   const CheckpointReader reader(request.source);
-  const Export work = prepare(plain_request(request), reader, true);
+  const ExportRequest decoder = plain_request(request);
+  const Export work = prepare(decoder, decoder.model, reader, true);
   ConvertReport report{.model_type = std::string(work.family->model_type), .notes = work.notes};
   report.num_target_tensors =
       2 * write_peft_adapters(folder.path(), work.map, reader, request.model);
@@ -276,7 +295,7 @@ ConvertReport export_hf(const ExportRequest& request) {
   const LoraConfig& lora = request.model.lora;
   FolderBuilder folder(request.target);
   const CheckpointReader reader(request.source);
-  Export work = prepare(decoder, reader, lora.is_on());
+  Export work = prepare(decoder, request.model, reader, lora.is_on());
   ConvertReport report{.model_type = std::string(work.family->model_type),
                        .num_source_tensors = static_cast<int64_t>(work.map.own.size()),
                        .num_target_tensors = static_cast<int64_t>(work.map.hf.size()),
@@ -301,8 +320,6 @@ ConvertReport export_hf(const ExportRequest& request) {
   }
   folder.publish();
   report.notes = std::move(work.notes);
-  if (request.model.mtp_layers > 0)
-    report.notes.push_back("multi-token prediction is left out: transformers' models have none");
   if (lora.is_on())
     report.notes.push_back(
         fmt::format("adapters of rank {} are merged into the weights", lora.rank));

@@ -60,6 +60,8 @@ std::string hf_record_text(const HfRecord& record) {
   const json text = {{"fused_experts", record.layout.fused_experts},
                      {"plain_moe_name", record.layout.plain_moe_name},
                      {"stored_tied_head", record.layout.stored_tied_head},
+                     {"repeated_embedding", record.layout.repeated_embedding},
+                     {"repeated_head", record.layout.repeated_head},
                      {"vocab_size", record.layout.vocab_size},
                      {"dtype", file_dtype_name(record.dtype)},
                      {"other_dtypes", others}};
@@ -70,14 +72,20 @@ HfRecord parse_hf_record(std::string_view text, std::string_view where) {
   constexpr int kMaxDepth = 3;
   const json object = parse_strict_json(text, where, kMaxDepth);
   require_members(object,
-                  {"fused_experts", "plain_moe_name", "stored_tied_head", "vocab_size", "dtype",
-                   "other_dtypes"},
+                  {"fused_experts", "plain_moe_name", "stored_tied_head", "repeated_embedding",
+                   "repeated_head", "vocab_size", "dtype", "other_dtypes"},
                   where);
   HfRecord record;
-  record.layout = {flag_member(object, "fused_experts", where),
-                   flag_member(object, "plain_moe_name", where),
-                   flag_member(object, "stored_tied_head", where),
-                   json_size(json_member(object, "vocab_size", where), "vocab_size", where)};
+  HfLayout& layout = record.layout;
+  layout.fused_experts = flag_member(object, "fused_experts", where);
+  layout.plain_moe_name = flag_member(object, "plain_moe_name", where);
+  layout.stored_tied_head = flag_member(object, "stored_tied_head", where);
+  layout.vocab_size = json_size(json_member(object, "vocab_size", where), "vocab_size", where);
+  // Older records do not have these.
+  if (object.contains("repeated_embedding"))
+    layout.repeated_embedding = flag_member(object, "repeated_embedding", where);
+  if (object.contains("repeated_head"))
+    layout.repeated_head = flag_member(object, "repeated_head", where);
   record.dtype = float_dtype(json_member(object, "dtype", where), where);
   const json& others = json_member(object, "other_dtypes", where);
   require(others.is_object(), "{}: other_dtypes must be an object", where);

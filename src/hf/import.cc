@@ -6,6 +6,7 @@
 #include "hf/checkpoint_writer.h"
 #include "hf/convert.h"
 #include "hf/family/name_list.h"
+#include "hf/family/prediction_layers.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
 #include "hf/tensor_writer.h"
@@ -28,23 +29,6 @@ struct Import {
   DType dtype = DType::kF32;
   std::vector<std::string> notes;
 };
-
-/// Tensors of multi-token prediction: of layers behind the last one, or named so (ERNIE's and
-/// Qwen3-Next's).
-std::vector<std::string> find_mtp(const HfTensors& tensors, int64_t num_layers) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  std::vector<std::string> names;
-  for (const auto& [name, tensor] : tensors.all()) {
-    if (name.starts_with("model.mtp_") || name.starts_with("mtp.")) names.push_back(name);
-    if (!name.starts_with(kPrefix)) continue;
-    const std::string digits =
-        name.substr(kPrefix.size(), name.find('.', kPrefix.size()) - kPrefix.size());
-    const bool is_number = !digits.empty() && digits.size() < 10 &&
-                           std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
-    if (is_number && std::stoll(digits) >= num_layers) names.push_back(name);
-  }
-  return names;
-}
 
 /// Tables of rotary frequencies, which old files hold and transformers computes anew.
 std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
@@ -73,12 +57,15 @@ std::vector<std::string> find_ignored(const ImportRequest& request, Import& work
                     "from the configuration",
                     ignored.size()));
   }
-  const auto mtp = find_mtp(work.tensors, work.config.model.num_layers);
+  const int64_t num_layers = work.config.model.num_layers;
+  const std::vector<std::string> mtp = work.config.model.mtp_layers > 0
+                                           ? std::vector<std::string>()
+                                           : find_prediction_tensors(work.tensors, num_layers);
   require(mtp.empty() || request.drop_mtp,
-          "{}: {} tensors belong to layers behind the last of the {} layers, for multi-token "
-          "prediction; transformers' models have none, so nothing would show whether their "
-          "conversion is right. --drop-mtp converts the model without them: {}",
-          request.source.string(), mtp.size(), work.config.model.num_layers, list_names(mtp));
+          "{}: {} tensors seem to be of multi-token prediction, behind the {} layers or named so, "
+          "and of model type '{}' none is known; --drop-mtp converts the model without them: {}",
+          request.source.string(), mtp.size(), num_layers, work.config.family->model_type,
+          list_names(mtp));
   if (!mtp.empty()) {
     work.notes.push_back(fmt::format(
         "{} tensors of multi-token prediction are left out, as --drop-mtp asks", mtp.size()));
@@ -131,15 +118,22 @@ bool are_equal(const HfTensor* a, const HfTensor* b) {
   return a->entry->dtype == b->entry->dtype && std::ranges::equal(a->bytes(), b->bytes());
 }
 
-/// Tensors that must repeat others: a stored head of tied tables.
+/// Tensors that must repeat others: a stored head of tied tables, and tables of multi-token
+/// prediction.
 void check_copies(const TensorMap& map, const HfTensors& tensors) {
   for (const auto& [copy, original] : map.copies) {
     const std::string& a = map.hf[copy].name;
     const std::string& b = map.hf[original].name;
-    require(are_equal(tensors.find(a), tensors.find(b)) &&
-                are_equal(find_scales(tensors, a), find_scales(tensors, b)),
+    const bool are_copies = are_equal(tensors.find(a), tensors.find(b)) &&
+                            are_equal(find_scales(tensors, a), find_scales(tensors, b));
+    const bool is_tied = a == "lm_head.weight";
+    require(are_copies || !is_tied,
             "{}: tie_word_embeddings is true, but {} and {} differ; correct config.json or remove "
             "the tensor that is not used",
+            tensors.path().string(), a, b);
+    require(are_copies,
+            "{}: {} and {} differ, and multi-token prediction shares the model's tables; "
+            "--drop-mtp converts the model without it",
             tensors.path().string(), a, b);
   }
 }
@@ -184,8 +178,9 @@ Import prepare(const ImportRequest& request) {
               .map = {},
               .record = {},
               .notes = {}};
-  work.notes = work.config.notes;
   if (work.config.of_whole) work.tensors.name_as_text_model();
+  if (!request.drop_mtp) take_predictions(work.config, work.tensors);
+  work.notes = work.config.notes;
   const HfLayout layout = detect_layout(*work.config.family, work.config.model, work.tensors);
   check_plausible(work, layout);
   const auto ignored = find_ignored(request, work);

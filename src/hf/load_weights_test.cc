@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "core/memory.h"
+#include "hf/convert_testing.h"
 #include "hf/family/tensor_map.h"
-#include "hf/testing.h"
 
 namespace tessera {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 TEST(LoadHfTensors, TakesWeightsAndGradientsOfEveryFixture) {
   for (const std::string& name : hf_fixtures()) {
     SCOPED_TRACE(name);
-    const ImportedConfig config = read_hf_config(hf_fixture(name));
+    const ImportedConfig config = fixture_config(name);
     const TensorMap map = map_tensors(*config.family, config.model, DType::kF32,
                                       {.vocab_size = config.model.vocab_size});
     std::vector<OwnedTensor> storage;

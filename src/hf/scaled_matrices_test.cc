@@ -96,7 +96,7 @@ class ScaledModel : public ::testing::TestWithParam<std::string> {
     write_file_synced(scratch_ / "scaled/config.json", config.dump());
     write_model(scratch_ / "whole", GetParam(), whole);
   }
-  ModelConfig model() const { return read_hf_config(hf_fixture(GetParam())).model; }
+  ModelConfig model() const { return fixture_config(GetParam()).model; }
 
   ScratchFolder scratch_;
 };

@@ -26,7 +26,7 @@ class SlicedExport : public ::testing::TestWithParam<std::string> {
 
 TEST_P(SlicedExport, GivesBackEveryByte) {
   import_plain(hf_fixture(GetParam()), scratch_ / "own");
-  const ModelConfig model = read_hf_config(hf_fixture(GetParam())).model;
+  const ModelConfig model = fixture_config(GetParam()).model;
   for (const int64_t num_ranks : {3, 8}) {
     const fs::path root = scratch_ / fmt::format("sliced-{}", num_ranks);
     const fs::path sliced = save_sliced(scratch_ / "own", root, num_ranks, 1);
@@ -39,7 +39,7 @@ TEST_P(SlicedExport, GivesBackEveryByte) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, SlicedExport,
-                         ::testing::Values("llama", "mixtral", "deepseek_v3", "gpt_oss"),
+                         ::testing::Values("llama", "mixtral", "deepseek_v3_mtp", "gpt_oss"),
                          [](const auto& info) { return info.param; });
 
 TEST(SlicedCheckpoint, UpcyclesToTheSameBytes) {

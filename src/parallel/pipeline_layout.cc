@@ -100,6 +100,13 @@ void check_order(std::string_view expanded, std::string_view text, const LayerCo
           "pipeline layout \"{}\" has a decoder layer (t) behind a layer of multi-token prediction "
           "(m), which continues the last one",
           text);
+  const bool beside_loss =
+      found_mtp == 0 || expanded.find('|', expanded.find('m')) == std::string_view::npos;
+  require(beside_loss || !layers.mtp_beside_loss,
+          "pipeline layout \"{}\" has a layer of multi-token prediction (m) in another chunk than "
+          "the loss (L), and with model.mtp_normed it reads the norm before that; put it beside "
+          "the loss",
+          text);
 }
 
 void check_chunks(const PipelineLayout& layout, std::string_view text) {

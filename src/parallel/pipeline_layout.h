@@ -11,6 +11,7 @@ namespace tessera {
 struct LayerCounts {
   int64_t decoder = 0;
   int64_t mtp = 0;
+  bool mtp_beside_loss = false;  ///< those read the norms before it (ModelConfig::mtp_normed)
 };
 
 /// What one chunk of a pipeline holds of the model. Layers of multi-token prediction are numbered
@@ -38,8 +39,8 @@ struct PipelineLayout {
 /// decoder layer, m a layer of multi-token prediction, L loss; "|" between chunks, "*n" repeats
 /// what is before it, parentheses group: "Et*3|(tt|)*2mL" is [E t t t] [t t] [t t] [m L]. Throws
 /// UserError with the position of a mistake, and where the contents are not the model's layers
-/// once, the embedding first, the loss last and every m behind every t, or the chunks no multiple
-/// of the stages.
+/// once, the embedding first, the loss last and every m behind every t (in the loss's chunk where
+/// it must be), or the chunks no multiple of the stages.
 PipelineLayout parse_pipeline_layout(std::string_view text, int64_t num_stages,
                                      const LayerCounts& layers);
 

@@ -44,6 +44,10 @@ TEST(PipelineLayout, PredictionIsBehindTheDecoder) {
         parse_pipeline_layout("Etm|tL", 2, {2, 1});
       },
       ThrowsMessage<UserError>(HasSubstr("a decoder layer (t) behind")));
+  const LayerCounts beside_loss{.decoder = 2, .mtp = 2, .mtp_beside_loss = true};
+  EXPECT_EQ(to_string(parse_pipeline_layout("Et|tmmL", 2, beside_loss)), "[E t*1] [t*1 m*2 L]");
+  EXPECT_THAT([&] { parse_pipeline_layout("Et|t|m|mL", 2, beside_loss); },
+              ThrowsMessage<UserError>(HasSubstr("in another chunk than the loss (L)")));
 }
 
 TEST(PipelineLayout, RefusalsSayWhereAndWhy) {

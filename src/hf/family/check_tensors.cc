@@ -58,6 +58,14 @@ void check_coverage(const TensorMap& map) {
 HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfTensors& tensors) {
   HfLayout layout{.vocab_size = model.vocab_size};
   layout.stored_tied_head = model.tie_embeddings && tensors.find("lm_head.weight") != nullptr;
+  if (model.mtp_layers > 0) {
+    const auto repeats = [&](std::string_view table) {
+      return tensors.find(fmt::format("model.layers.{}.{}.weight", model.num_layers, table)) !=
+             nullptr;
+    };
+    layout.repeated_embedding = repeats("embed_tokens");
+    layout.repeated_head = repeats("shared_head.head");
+  }
   const int64_t layer = first_moe_layer(model);
   if (layer < 0) return layout;
   if (family.expert_tensors != ExpertTensors::kPlain) {

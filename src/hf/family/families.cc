@@ -142,6 +142,7 @@ constexpr Family kDeepseekV3 = {
     .interleaved = true,
     .output_bias = true,
     .router = RouterRule::kBiasedSigmoid,
+    .predictions = PredictionNames::kBehindLayers,
 };
 
 constexpr Family kGlm4Moe = {
@@ -155,6 +156,7 @@ constexpr Family kGlm4Moe = {
         "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1,
         "norm_topk_prob": true, "routed_scaling_factor": 1.0})",
     .router = RouterRule::kBiasedSigmoid,
+    .predictions = PredictionNames::kBehindLayers,
 };
 
 constexpr Family kGptOss = {
@@ -201,6 +203,7 @@ constexpr Family kGlm4MoeLite = {
     .interleaved = true,
     .output_bias = true,
     .router = RouterRule::kBiasedSigmoid,
+    .predictions = PredictionNames::kBehindLayers,
 };
 
 constexpr Family kDots1 = {

@@ -62,6 +62,15 @@ enum class MambaRule {
   kNemotron,
 };
 
+/// What published files call layers of multi-token prediction, which read states behind the final
+/// norm (ModelConfig::mtp_normed), one projection being of embedding and state side by side.
+enum class PredictionNames {
+  kNone,  ///< nothing that is taken in
+  /// DeepSeek-V3's: layers behind the last one, which also repeat embedding and head
+  kBehindLayers,
+  kApart,  ///< Qwen3-Next's: "mtp.", with one layer
+};
+
 struct Family {
   std::string_view model_type;
   std::string_view architecture;
@@ -115,6 +124,7 @@ struct Family {
   std::string_view dense_name = "mlp";
   std::array<std::string_view, 2> layer_norms = {"input_layernorm", "post_attention_layernorm"};
   std::string_view final_norm = "model.norm";
+  PredictionNames predictions = PredictionNames::kNone;
 
   /// Whether the family reads what is named so, under whatever name its files have for it.
   bool has_key(std::string_view key) const;

@@ -47,7 +47,10 @@ class MapBuilder {
   void add_tables();
   /// Nemotron-H's: a norm and what is called a mixer, whatever it is.
   void add_single_layer(int64_t layer);
-  void add_layer(int64_t layer);
+  /// `hf`: what the names of its tensors begin with.
+  void add_layer(int64_t layer, const std::string& hf);
+  /// In prediction_layers.cc.
+  void add_prediction(int64_t layer);
   void add_projection(const std::string& hf_name, const std::string& own_name, const Shape& shape,
                       bool bias);
   std::string attention_name() const {
@@ -94,6 +97,8 @@ class MapBuilder {
   HfLayout layout_;
   TensorMap map_;
   std::unordered_map<std::string, size_t> own_index_;
+  size_t embedding_ = 0;  // of Hugging Face's tensors, the tables
+  size_t head_ = 0;
   std::string hf_;   // prefix of the layer's names
   std::string own_;  // the same in Tessera
 };

@@ -73,6 +73,7 @@ constexpr Family kQwen3Next = {
     .output_bias = true,
     .gated_delta = true,
     .shared_name = "shared_expert",
+    .predictions = PredictionNames::kApart,
 };
 
 /// Of multi-token prediction, which transformers leaves out, and of other programs' states.
@@ -95,6 +96,7 @@ constexpr Family kQwen35 = {
     .output_bias = true,
     .gated_delta = true,
     .apart_delta = true,
+    .predictions = PredictionNames::kApart,
 };
 
 constexpr Family kQwen35Moe = {
@@ -117,6 +119,7 @@ constexpr Family kQwen35Moe = {
     .gated_delta = true,
     .apart_delta = true,
     .shared_name = "shared_expert",
+    .predictions = PredictionNames::kApart,
 };
 
 constexpr Family kExaoneMoe = {

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "hf/family/map_builder.h"
+#include "hf/family/prediction_layers.h"
 #include "model/weights/parameters.h"
 
 namespace tessera {
@@ -14,15 +15,24 @@ MapBuilder::MapBuilder(const Family& family, const ModelConfig& model, DType dty
   for (const ParameterSpec& spec : list_parameters(model, dtype)) {
     add_own({spec.name, spec.shape, spec.dtype});
   }
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+  for (int64_t layer = 0; layer < model.all_layers(); ++layer) {
     if (!model.is_moe_layer(layer)) continue;
-    add_own({layer_parameter_name(layer, "moe.expert_bias"), {model.moe.num_experts}});
+    add_own({layer_parameter_name(model, layer, "moe.expert_bias"), {model.moe.num_experts}});
   }
 }
 
 TensorMap MapBuilder::build() {
   add_tables();
-  for (int64_t layer = 0; layer < model_.num_layers; ++layer) add_layer(layer);
+  const bool single = family_.mamba == MambaRule::kNemotron;
+  for (int64_t layer = 0; layer < model_.num_layers; ++layer) {
+    if (single) {
+      add_single_layer(layer);
+    } else {
+      add_layer(layer, fmt::format("model.layers.{}.", layer));
+    }
+  }
+  for (int64_t layer = model_.num_layers; layer < model_.all_layers(); ++layer)
+    add_prediction(layer);
   return std::move(map_);
 }
 
@@ -48,9 +58,10 @@ void MapBuilder::add_tables() {
        "embedding.weight");
   link_norm(fmt::format("{}.weight", family_.final_norm), model_.hidden_size, "final_norm.weight");
   if (!model_.tie_embeddings) {
+    head_ = map_.hf.size();
     link("lm_head.weight", table, "head.weight");
   } else if (layout_.stored_tied_head) {
-    map_.copies.emplace_back(add_hf("lm_head.weight", table), 0);
+    map_.copies.emplace_back(add_hf("lm_head.weight", table), embedding_);
   }
 }
 
@@ -71,10 +82,9 @@ void MapBuilder::add_single_layer(int64_t layer) {
   }
 }
 
-void MapBuilder::add_layer(int64_t layer) {
-  if (family_.mamba == MambaRule::kNemotron) return add_single_layer(layer);
-  hf_ = fmt::format("model.layers.{}.", layer);
-  own_ = layer_parameter_name(layer, "");
+void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
+  hf_ = hf;
+  own_ = layer_parameter_name(model_, layer, "");
   layer_ = model_.of_layer(model_.layer_kind(layer));
   const auto& [first_norm, second_norm] = family_.layer_norms;
   link_norm(fmt::format("{}{}.weight", hf_, first_norm), model_.hidden_size,
@@ -167,6 +177,7 @@ TensorMap map_tensors(const Family& family, const ModelConfig& model, DType dtyp
   require(layout.vocab_size > 0 && layout.vocab_size <= model.vocab_size,
           "a vocabulary of {} does not fit into the model's {}", layout.vocab_size,
           model.vocab_size);
+  ensure(why_without_predictions(family, model).empty(), "predictions that a family cannot hold");
   TensorMap map = MapBuilder(family, model, dtype, layout).build();
   check_coverage(map);
   return map;

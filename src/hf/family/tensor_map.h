@@ -17,7 +17,10 @@ struct HfLayout {
       false;  ///< experts of a layer in one tensor [E, 2F, H], as in transformers 5
   bool plain_moe_name = false;    ///< "mlp" where the family has a name of its own for MoE layers
   bool stored_tied_head = false;  ///< lm_head.weight is there though it is the embedding
-  int64_t vocab_size = 0;         ///< rows of the tables, without Tessera's padding
+  /// Of layers of multi-token prediction, where they are: each has the two tables again.
+  bool repeated_embedding = true;
+  bool repeated_head = true;
+  int64_t vocab_size = 0;  ///< rows of the tables, without Tessera's padding
 };
 
 /// A block of elements that lies densely in one tensor of each side.

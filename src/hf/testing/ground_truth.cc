@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/host_tensor.h"
+#include "hf/family/prediction_layers.h"
 #include "hf/testing.h"
 #include "model/run/forward_model.h"
 #include "ops/registry/cpu_kernels.h"
@@ -85,7 +86,9 @@ ModelConfig changed(ModelConfig model, void (*change)(ModelConfig&)) {
   return model;
 }
 
-ImportedConfig changed(ImportedConfig config, void (*change)(ModelConfig&)) {
+ImportedConfig changed_config(const fs::path& folder, void (*change)(ModelConfig&)) {
+  ImportedConfig config = read_hf_config(folder);
+  take_predictions(config, HfTensors(folder));
   config.model = changed(config.model, change);
   return config;
 }
@@ -137,7 +140,7 @@ bool is_centred_norm(const Family& family, const std::string& name) {
 GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), DType dtype,
                          const Backend& backend)
     : folder_(folder),
-      config_(changed(read_hf_config(folder), change)),
+      config_(changed_config(folder, change)),
       io_(folder / "io.safetensors"),
       dtype_(dtype),
       backend_(backend),
@@ -197,9 +200,11 @@ MicroBatchResult GroundTruth::run(std::span<const int32_t> ids) {
   const auto targets = static_cast<float>(num_sequences() * (length() - 1));
   parameters_.zero_gradients();
   training_->begin_step();
+  const auto depths = static_cast<double>(std::max<int64_t>(model().mtp_layers, 1));
   return training_->run(
-      batch.view(),
-      {.loss = 1.0F / targets, .balance = static_cast<float>(model().moe.balance_coefficient)});
+      batch.view(), {.loss = 1.0F / targets,
+                     .balance = static_cast<float>(model().moe.balance_coefficient),
+                     .mtp = static_cast<float>(model().mtp_loss_coefficient / depths) / targets});
 }
 
 std::vector<double> GroundTruth::expert_counts() const {
@@ -212,8 +217,9 @@ std::vector<double> GroundTruth::expert_counts() const {
 }
 
 double GroundTruth::total_loss(const MicroBatchResult& result) const {
-  if (model().num_moe_layers() == 0) return result.loss;
-  return result.loss + model().moe.balance_coefficient * result.balance_loss;
+  const double loss = result.loss + result.mtp_loss;
+  if (model().num_moe_layers() == 0) return loss;
+  return loss + model().moe.balance_coefficient * result.balance_loss;
 }
 
 std::map<std::string, std::vector<double>> GroundTruth::own_gradients() const {

@@ -40,16 +40,12 @@ ValueId build_scaled(Program& program, ValueId x, double factor, const char* nam
   return factor == 1.0 ? x : program.add1(make_scale(factor), {x}, name);
 }
 
-std::string final_norm_name(int64_t depth) {
-  return depth == 0 ? "final_norm.weight" : fmt::format("mtp_heads.{}.norm.weight", depth - 1);
-}
-
 /// The final norm over hidden states, shared by the loss and the logits. What divides the logits
 /// divides what they are made of.
 ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hidden,
                          int64_t depth) {
   const ValueId weight =
-      program.add_weight(final_norm_name(depth), {DType::kF32, {config.hidden_size}});
+      program.add_weight(head_norm_name(depth), {DType::kF32, {config.hidden_size}});
   const ValueId normed = program.add(make_rmsnorm(config.norm_eps), {hidden, weight},
                                      {"final_normed", "final_norm.rstd"})[0];
   return build_scaled(program, normed, 1.0 / config.logits_divisor, "final_scaled");
@@ -99,13 +95,18 @@ std::vector<ValueId> build_spread_loss(ModelProgram& head, const PortContext& co
 ValueId join_embedding(LayerBuilder& builder) {
   Program& program = builder.program();
   const int64_t size = builder.config.hidden_size;
-  const ValueId given = builder.port(Port::kEmbedded);
-  const auto project = [&](const std::string& name, ValueId x) {
-    const ValueId normed = builder.norm(name + "_norm", x, size, builder.config.norm_eps);
-    return builder.linear(name + "_proj", normed, size, false, name + "_projected");
+  const ValueId embedding = builder.port(Port::kEmbedded);
+  const auto norm = [&](const std::string& name, ValueId x) {
+    return builder.norm(name, x, size, builder.config.norm_eps);
   };
-  const ValueId hidden = project("hidden", builder.port(Port::kHidden));
-  const ValueId embedded = project("embed", given);
+  const auto project = [&](const std::string& name, ValueId x) {
+    return builder.linear(name + "_proj", norm(name + "_norm", x), size, false,
+                          name + "_projected");
+  };
+  ValueId state = builder.port(Port::kHidden);
+  if (builder.config.mtp_normed) state = norm("previous_norm", state);
+  const ValueId hidden = project("hidden", state);
+  const ValueId embedded = project("embed", embedding);
   return program.add1(make_add(), {hidden, embedded}, "joined");
 }
 
@@ -138,6 +139,10 @@ std::vector<ValueId> frozen_weights(const ModelProgram& program) {
       frozen.push_back(id);
   }
   return frozen;
+}
+
+std::string head_norm_name(int64_t depth) {
+  return depth == 0 ? "final_norm.weight" : fmt::format("mtp_heads.{}.norm.weight", depth - 1);
 }
 
 std::string layer_kind_name(LayerKind kind) {
@@ -217,7 +222,7 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   const WeightPlacement share = vocabulary_share(config, groups);
   const std::string name = head_weight_name(config);
   const ValueId weight = program.add_weight(name, {shape.dtype, share.slice.shape()});
-  head.placements.emplace(final_norm_name(depth),
+  head.placements.emplace(head_norm_name(depth),
                           WeightPlacement{.slice = Slice::whole({config.hidden_size}),
                                           .tp_copies = groups.tp->size(),
                                           .frozen = config.lora.is_on()});

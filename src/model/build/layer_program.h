@@ -30,12 +30,18 @@ std::vector<ValueId> frozen_weights(const ModelProgram& program);
 /// "mtp_" before those of multi-token prediction.
 std::string layer_kind_name(LayerKind kind);
 
+/// What a layer of multi-token prediction calls the norm of the head that reads the same states
+/// (ModelConfig::mtp_normed). It is no weight of the layer's own, but head_norm_name's.
+inline constexpr std::string_view kPreviousNorm = "previous_norm.weight";
+/// The weight of the final norm (depth 0), or of that before the head of a predicted token.
+std::string head_norm_name(int64_t depth);
+
 /// Builds the program of the layers of one kind. What an MoE layer gives of its losses and counts
 /// is this rank's part: they add up to the micro-batch's over the ranks that share it, except
 /// z_loss and score_means, whose mean does. A layer of multi-token prediction works on W_h ·
 /// RMSNorm(hidden) + W_e · RMSNorm(embedded), which is DeepSeek-V3's projection of both
-/// concatenated (section 2.2). With a cache the layer generates: it is not meant to be
-/// differentiated.
+/// concatenated (section 2.2); hidden may be normed as the head before it does. With a cache the
+/// layer generates: it is not meant to be differentiated.
 ModelProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                          const StageGroups& groups,
                          const std::optional<CacheShape>& cache = std::nullopt);

@@ -79,6 +79,9 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
              "Tokens beyond the next that training predicts too, each by a layer more (multi-token "
              "prediction)",
              between(0, 64));
+  schema.add("model.mtp_normed", &config.mtp_normed,
+             "Layers of multi-token prediction read the states before them behind the head's norm, "
+             "as those of DeepSeek-V3, GLM-4.5 and Qwen3-Next do");
   schema.add("model.mtp_loss_coefficient", &config.mtp_loss_coefficient,
              "Weight of the mean loss of these predictions; DeepSeek-V3 has 0.3 for two thirds of "
              "its training, then 0.1",
@@ -368,6 +371,7 @@ int64_t ModelConfig::num_moe_layers() const {
 
 ModelConfig without_prediction(ModelConfig config) {
   config.mtp_layers = 0;
+  config.mtp_normed = false;
   return config;
 }
 

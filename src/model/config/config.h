@@ -296,6 +296,9 @@ struct ModelConfig {
   /// (multi-token prediction: DeepSeek-V3, section 2.2). They are numbered on behind the decoder's
   /// layers and are of the kind of the last of these.
   int64_t mtp_layers = 0;
+  /// Each reads the states before it behind the norm of the head that reads them too, as published
+  /// models' do, instead of before that norm.
+  bool mtp_normed = false;
   /// λ: the mean of the D losses enters the objective times this.
   double mtp_loss_coefficient = 0.3;
   RopeConfig rope;
@@ -351,7 +354,7 @@ struct ModelConfig {
   }
   /// Decoder layers and those of multi-token prediction.
   int64_t all_layers() const { return num_layers + mtp_layers; }
-  LayerCounts layer_counts() const { return {num_layers, mtp_layers}; }
+  LayerCounts layer_counts() const { return {num_layers, mtp_layers, mtp_normed}; }
   /// Of all layers.
   int64_t num_moe_layers() const;
   /// Whether some layer has an MLP without experts.

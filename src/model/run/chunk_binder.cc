@@ -31,10 +31,10 @@ class ChunkBinder {
   Tensor stream(int64_t idx) const { return memory_.stream(idx); }
   /// Which of the hidden states layer `idx` of the chunk reads.
   int64_t layer_input(int64_t idx) const { return memory_.streams.before + idx; }
-  LayerBinder binder(const std::string& prefix = "", const CopyTensors* copies = nullptr) const {
+  LayerBinder binder(const WeightNames& names = {}, const CopyTensors* copies = nullptr) const {
     std::byte* const working = slabs_.transient().data();
     return {parameters_,
-            prefix,
+            names,
             {working, working + programs_.backward_working()},
             slabs_.is_by_page() ? &slabs_ : nullptr,
             copies};
@@ -136,8 +136,7 @@ void ChunkBinder::bind_layer(int64_t idx) {
   const auto& [layout, derived] = *layer.kind;
   CopyTensors named = copies_.of_layer(number);
   named.merge(roundings_.of_layer(number));
-  const LayerBinder binder =
-      this->binder(layer_parameter_name(programs_.config, number, ""), &named);
+  const LayerBinder binder = this->binder({&programs_.config, number}, &named);
   if (derived.weight_copies) layer.copies = binder.bind_copies(derived);
   layer.forward = binder.bind_forward(derived.forward, layout, layer_ports(idx, layer),
                                       memory_.saved_at(memory_.saved_offsets.layers, idx),

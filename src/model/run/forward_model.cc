@@ -220,12 +220,12 @@ struct ForwardModel::Impl : ForwardPrograms {
   }
 
   void bind(const ParameterSet& parameters, std::vector<ExpertState>& experts) {
-    const auto binder = [&](const std::string& prefix) {
-      return LayerBinder(parameters, prefix, {transient.data(), transient.data()});
+    const auto binder = [&](const WeightNames& names = {}) {
+      return LayerBinder(parameters, names, {transient.data(), transient.data()});
     };
     PortTensors ports = shared_ports();
     ports.set(Port::kHiddenOut, streams[0]);
-    bound_embedding = binder("").bind_forward(*embedding, embedding_layout, ports);
+    bound_embedding = binder().bind_forward(*embedding, embedding_layout, ports);
     size_t next_experts = 0;
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
       ports.set(Port::kHidden, streams[idx % 2]);
@@ -238,10 +238,10 @@ struct ForwardModel::Impl : ForwardPrograms {
       if (cache != nullptr) cache->set_ports(idx, ports);
       const ForwardLayer& layer = layer_of(idx);
       bound_layers.push_back(
-          binder(layer_parameter_name(idx, "")).bind_forward(*layer.program, layer.layout, ports));
+          binder({&config, idx}).bind_forward(*layer.program, layer.layout, ports));
     }
     ports.set(Port::kHidden, streams[config.num_layers % 2]);
-    bound_head = binder("").bind_forward(*head, head_layout, ports);
+    bound_head = binder().bind_forward(*head, head_layout, ports);
   }
 
   /// The memory that all programs have in common.

@@ -408,6 +408,12 @@ inline std::vector<Case> gradient_cases() {
                   c.tie_embeddings = true;
                   c.moe.balance_scope = BalanceTokens::kModel;
                 }),
+      make_case("normed_mtp_of_two_tokens",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 2;
+                  c.mtp_normed = true;
+                  c.logits_divisor = 3;
+                }),
       make_case("mtp_of_latent_dense_layers",
                 [](ModelConfig& c) {
                   c.mtp_layers = 1;

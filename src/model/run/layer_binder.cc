@@ -33,7 +33,7 @@ BoundProgram LayerBinder::join(const Executable& run, const Program& forward,
   BoundProgram bound = {
       .program = &run,
       .bindings = std::move(bindings),
-      .parameters = find_parameters(run.program(), forward, accumulators, parameters_, prefix_)};
+      .parameters = find_parameters(run.program(), forward, accumulators, parameters_, names_)};
   if (copies_ != nullptr) bind_copy_tensors(run.program(), *copies_, bound.bindings);
   bound.bindings.transient = working;
   bound.bindings.elastic = elastic_;

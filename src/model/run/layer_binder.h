@@ -34,16 +34,17 @@ struct WorkingMemory {
 using CopyTensors = std::map<std::string, Tensor>;
 
 /// Binds the programs of a layer, or of an end of the model, to the memory of their ports, to the
-/// parameters whose names begin with `prefix`, and to slabs that the caller keeps. For training and
+/// parameters that `names` says, and to slabs that the caller keeps. For training and
 /// for inference. The parameters must outlive it.
 class LayerBinder {
  public:
   /// Where `elastic`, of which the slabs are, is given, a program gets memory in it when it is
   /// bound. `copies`: of the layer's weights.
-  LayerBinder(const ParameterSet& parameters, std::string prefix, const WorkingMemory& working,
-              ElasticSlabs* elastic = nullptr, const CopyTensors* copies = nullptr)
+  LayerBinder(const ParameterSet& parameters, const WeightNames& names,
+              const WorkingMemory& working, ElasticSlabs* elastic = nullptr,
+              const CopyTensors* copies = nullptr)
       : parameters_(parameters),
-        prefix_(std::move(prefix)),
+        names_(names),
         working_(working),
         elastic_(elastic),
         copies_(copies) {}
@@ -68,7 +69,7 @@ class LayerBinder {
                     Bindings bindings) const;
 
   const ParameterSet& parameters_;
-  std::string prefix_;
+  WeightNames names_;
   WorkingMemory working_;
   ElasticSlabs* elastic_;
   const CopyTensors* copies_;

@@ -64,9 +64,9 @@ struct Origin {
 };
 
 ProgramParameters find_parameters(const Program& run, const Origin& origin,
-                                  const ParameterSet& parameters, const std::string& prefix) {
+                                  const ParameterSet& parameters, const WeightNames& names = {}) {
   return tessera::find_parameters(run, origin.derived.forward.program(), origin.accumulators(),
-                                  parameters, prefix);
+                                  parameters, names);
 }
 
 std::string_view direction_name(PassDirection direction) {
@@ -131,19 +131,19 @@ ProgramParameters find_parameters(const StagePrograms& programs, const PipelineC
     case kEmbedding:
     case kLayerEmbedding:
       return find_parameters(run, {programs.embedding_layout, *programs.embedding, ref.direction},
-                             parameters, "");
+                             parameters);
     case kLayer:
       return find_parameters(
           run, {programs.kind_of(layer).layout, programs.kind_of(layer).derived, ref.direction},
-          parameters, layer_parameter_name(programs.config, layer, ""));
+          parameters, {&programs.config, layer});
     case kHead:
       break;
     case kEvaluationHead:
-      return tessera::find_parameters(run, run, programs.evaluation_layout.accumulators, parameters,
-                                      "");
+      return tessera::find_parameters(run, run, programs.evaluation_layout.accumulators,
+                                      parameters);
   }
   const HeadPasses& head = programs.heads.at(ref.idx);
-  return find_parameters(run, {head.layout, head.derived, ref.direction}, parameters, "");
+  return find_parameters(run, {head.layout, head.derived, ref.direction}, parameters);
 }
 
 std::string describe(const PipelineChunk& chunk, const ProgramRef& ref) {

@@ -77,13 +77,12 @@ void append_weights(const ModelConfig& config, const Built& built, std::optional
                     const ProductPrecision& products, std::set<std::string>& known,
                     std::vector<ParameterSpec>& specs) {
   const std::set<std::string> fp8 = stored_in_fp8(built.forward, layer, products);
-  const std::string prefix = layer ? layer_parameter_name(config, *layer, "") : "";
   for (const Value& value : built.forward.values()) {
     if (value.kind != ValueKind::kWeight) continue;
-    const std::string name = prefix + value.name;
+    const std::string name = layer ? layer_parameter_name(config, *layer, value.name) : value.name;
     if (!known.insert(name).second) continue;
     specs.push_back(make_spec(config, name, value.type, built.placements.at(value.name)));
-    specs.back().layer = layer;
+    if (value.name != kPreviousNorm) specs.back().layer = layer;
     if (!fp8.contains(value.name)) continue;
     specs.back().dtype = fp8_weight_format().element;
     specs.back().scale = fp8_weight_format().scale;
@@ -230,6 +229,7 @@ std::string layer_parameter_name(int64_t layer, std::string_view weight) {
 std::string layer_parameter_name(const ModelConfig& config, int64_t layer,
                                  std::string_view weight) {
   if (!config.is_mtp_layer(layer)) return layer_parameter_name(layer, weight);
+  if (weight == kPreviousNorm) return head_norm_name(layer - config.num_layers);
   return fmt::format("mtp.{}.{}", layer - config.num_layers, weight);
 }
 

@@ -51,7 +51,8 @@ PipelineChunk whole_model(const ModelConfig& config);
 
 /// The name of a layer program's weight in layer `layer`.
 std::string layer_parameter_name(int64_t layer, std::string_view weight);
-/// The same where `layer` may be one of multi-token prediction: "mtp.0.attn.q.weight".
+/// The same where `layer` may be one of multi-token prediction: "mtp.0.attn.q.weight", and of
+/// kPreviousNorm the norm of the head before it.
 std::string layer_parameter_name(const ModelConfig& config, int64_t layer, std::string_view weight);
 
 /// The other way: the name in the layer's program of a layer's weight.

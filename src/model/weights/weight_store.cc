@@ -4,15 +4,15 @@ namespace tessera {
 
 ProgramParameters find_parameters(const Program& program, const Program& forward,
                                   const std::vector<Link>& accumulators,
-                                  const ParameterSet& parameters, const std::string& prefix) {
+                                  const ParameterSet& parameters, const WeightNames& names) {
   ProgramParameters result;
   for (ValueId id = 0; id < program.num_values(); ++id) {
     const Value& value = program.value(id);
     if (value.kind == ValueKind::kWeight)
-      result.weights.push_back({id, parameters.index(prefix + value.name)});
+      result.weights.push_back({id, parameters.index(names.of(value.name))});
   }
   for (const Link& link : accumulators) {
-    const size_t weight = parameters.index(prefix + forward.value(link.forward).name);
+    const size_t weight = parameters.index(names.of(forward.value(link.forward).name));
     if (!parameters.all()[weight].is_frozen()) result.gradients.push_back({link.backward, weight});
   }
   return result;

@@ -20,12 +20,22 @@ struct ProgramParameters {
   std::vector<Place> gradients;  ///< added to
 };
 
-/// The parameters of a program whose weights are named after them, without `prefix`. Its
-/// accumulators are linked to the weights of `forward`, whose gradients they add up; others, as a
-/// cache, belong to no parameter. Of frozen parameters nothing is added up.
+/// How the weights of a program are named as parameters: as they are, or as a layer's.
+struct WeightNames {
+  const ModelConfig* config = nullptr;  ///< null: as they are
+  int64_t layer = 0;
+
+  std::string of(const std::string& weight) const {
+    return config == nullptr ? weight : layer_parameter_name(*config, layer, weight);
+  }
+};
+
+/// The parameters of a program. Its accumulators are linked to the weights of `forward`, whose
+/// gradients they add up; others, as a cache, belong to no parameter. Of frozen parameters nothing
+/// is added up.
 ProgramParameters find_parameters(const Program& program, const Program& forward,
                                   const std::vector<Link>& accumulators,
-                                  const ParameterSet& parameters, const std::string& prefix);
+                                  const ParameterSet& parameters, const WeightNames& names = {});
 
 /// Gives a program's weights and accumulators the parameters' addresses.
 void bind_parameters(const ProgramParameters& program, const ParameterSet& parameters,

@@ -111,9 +111,9 @@ TEST(WeightStore, ProgramsKnowTheirParameters) {
   const ParameterSet set = ParameterSet::without_memory(list_parameters(config, DType::kF32));
   const DerivedProgram& layer = model.layer_program(model.layer_kinds().front());
   const Program& program = layer.forward.program();
-  const auto forward = find_parameters(program, program, {}, set, "layers.1.");
+  const auto forward = find_parameters(program, program, {}, set, {&config, 1});
   const auto backward = find_parameters(layer.backward.program(), program,
-                                        layer.derived.accumulators, set, "layers.1.");
+                                        layer.derived.accumulators, set, {&config, 1});
   const auto in_layer = std::ranges::count_if(set.all(), [](const ModelParameter& parameter) {
     return parameter.spec.name.starts_with("layers.1.");
   });
@@ -124,7 +124,7 @@ TEST(WeightStore, ProgramsKnowTheirParameters) {
     EXPECT_EQ(layer.backward.program().value(place.value).name,
               "grad." + set.all()[place.parameter].spec.name.substr(9));
   }
-  EXPECT_THROW(find_parameters(program, program, {}, set, "layers.9."), InternalError);
+  EXPECT_THROW(find_parameters(program, program, {}, set, {&config, 1000}), InternalError);
 }
 
 }  // namespace

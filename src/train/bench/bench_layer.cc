@@ -37,11 +37,11 @@ const char* block_name(LayerBlock block) {
 
 /// The weights of one layer that a program uses.
 std::vector<ParameterSpec> list_weights(const ModelConfig& config, DType dtype,
-                                        const std::string& prefix, const Program& program) {
+                                        const WeightNames& names, const Program& program) {
   std::vector<ParameterSpec> specs = list_parameters(config, dtype);
   std::erase_if(specs, [&](const ParameterSpec& spec) {
     return std::ranges::none_of(program.values(), [&](const Value& value) {
-      return value.kind == ValueKind::kWeight && prefix + value.name == spec.name;
+      return value.kind == ValueKind::kWeight && names.of(value.name) == spec.name;
     });
   });
   return specs;
@@ -108,8 +108,8 @@ class BoundBlock {
              .fuse_activations = settings.model.moe.fuse_activation,
              .rounding = shape_.products.rounding(names_of_layer(shape_.products.plain, layer_))},
             backend)),
-        prefix_(layer_parameter_name(layer_, "")),
-        weights_(list_weights(settings.model, shape_.dtype, prefix_, program_.forward.program()),
+        names_{&settings.model, layer_},
+        weights_(list_weights(settings.model, shape_.dtype, names_, program_.forward.program()),
                  /*with_gradients=*/true, backend.device()),
         saved_(program_.forward.plan().saved_bytes, "saved activations", backend.device()),
         transient_(std::max(program_.forward.plan().transient_bytes,
@@ -168,7 +168,7 @@ class BoundBlock {
   void bind_forward() {
     forward_ = program_.forward.make_bindings();
     const Program& program = program_.forward.program();
-    bind_parameters(find_parameters(program, program, {}, weights_, prefix_), weights_, forward_);
+    bind_parameters(find_parameters(program, program, {}, weights_, names_), weights_, forward_);
     bind_rest(program_.forward, forward_);
     fill_with_noise(at(forward_, layout_.at(Port::kHidden)), 1);
     if (layout_.has(Port::kPositions))
@@ -180,7 +180,7 @@ class BoundBlock {
   void bind_backward_pass() {
     backward_ = bind_backward(program_, forward_);
     bind_parameters(find_parameters(program_.backward.program(), program_.forward.program(),
-                                    program_.derived.accumulators, weights_, prefix_),
+                                    program_.derived.accumulators, weights_, names_),
                     weights_, backward_);
     bind_rest(program_.backward, backward_);
     const IdVector<ValueId, Value>& values = program_.backward.program().values();
@@ -217,7 +217,7 @@ class BoundBlock {
   int64_t layer_;
   ModelProgram layout_;  // its forward program lives in `program_`
   DerivedProgram program_;
-  std::string prefix_;
+  WeightNames names_;
   ParameterSet weights_;
   Buffer saved_, transient_;
   std::vector<OwnedTensor> memory_;

@@ -37,6 +37,8 @@ constexpr OptionFamily kFamilies[] = {
                                       s.model.attention_multiplier = 0.125;
                                       s.model.logits_divisor = 6; }},
     {"predicted_tokens", [](Settings& s) { s.model.mtp_layers = 2; }},
+    {"normed_predicted_tokens", [](Settings& s) { s.model.mtp_layers = 2;
+                                                  s.model.mtp_normed = true; }},
     // Attention.
     {"window", [](Settings& s) { s.model.window = 5; }},
     {"window_layers", [](Settings& s) { s.model.window = 5; s.model.window_layers = {1}; }},

@@ -257,6 +257,14 @@ void draw_prediction(Draw& draw, RandomLayout& result) {
     parallel.pipeline_layout = draw_cuts(draw, model, num_chunks);
 }
 
+/// Where the norms that they then read are beside them.
+void draw_normed_prediction(Draw& draw, Settings& settings) {
+  const std::string& chunks = settings.parallel.pipeline_layout;
+  const size_t first = chunks.find('m');
+  const bool beside = first == std::string::npos || chunks.find('|', first) == std::string::npos;
+  if (settings.model.mtp_layers > 0 && beside) settings.model.mtp_normed = draw.chance(2);
+}
+
 /// Everything or something, of all layers or some; slow ways keep copies under way for several
 /// runs.
 void draw_offload(Draw& draw, RandomLayout& result) {
@@ -377,6 +385,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_noise(draw, result.settings);
     draw_choice(draw, result.settings);
     draw_mixed(draw, result);
+    draw_normed_prediction(draw, result.settings);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

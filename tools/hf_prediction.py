@@ -1,0 +1,90 @@
+"""Layers of multi-token prediction for transformers' models, which have none: a reference made from DeepSeek-V3's formulas
+(section 2.2, equations 21 to 25), with the names of the published weights and, as in these, states read behind the norm.
+"""
+import copy
+
+import torch
+from torch import nn
+
+
+def attach_predictions(model, count):
+    """Gives the model `count` layers of multi-token prediction, which are saved with its weights."""
+    if hasattr(model.config, "linear_num_key_heads"):
+        assert count == 1, "its one norm is of all layers"
+        model.mtp = _apart(model, count)
+        return
+    first = len(model.model.layers)
+    for idx in range(first, first + count):
+        model.model.layers.append(_behind(model, idx))
+
+
+def has_predictions(model):
+    return hasattr(model, "mtp") or len(model.model.layers) > model.config.num_hidden_layers
+
+
+def _parts(model):
+    """Norms of embeddings and of states, the projection of both, and the norm before the head."""
+    size = model.config.hidden_size
+
+    def norm():
+        return type(model.model.norm)(size, eps=model.config.rms_norm_eps)
+    return norm(), norm(), nn.Linear(2 * size, size, bias=False), norm()
+
+
+def _behind(model, idx):
+    """DeepSeek-V3's and GLM-4.5's: a decoder layer behind the last one, with more modules."""
+    layer = type(model.model.layers[0])(model.config, idx)
+    layer.enorm, layer.hnorm, layer.eh_proj, norm = _parts(model)
+    layer.shared_head = nn.Module()
+    layer.shared_head.norm = norm
+    return layer
+
+
+def _apart(model, count):
+    """Qwen3-Next's: a module beside the model."""
+    mtp = nn.Module()
+    mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.fc, mtp.norm = _parts(model)
+    config = copy.deepcopy(model.config)
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    mtp.layers = nn.ModuleList(type(model.model.layers[0])(config, idx) for idx in range(count))
+    return mtp
+
+
+def _modules(model):
+    """Of each layer: norm of embeddings, norm of states, projection, decoder layer, norm before the head."""
+    if hasattr(model, "mtp"):
+        mtp = model.mtp
+        return [(mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.fc, mtp.layers[0], mtp.norm)]
+    behind = model.model.layers[model.config.num_hidden_layers:]
+    return [(layer.enorm, layer.hnorm, layer.eh_proj, layer, layer.shared_head.norm) for layer in behind]
+
+
+def prediction_loss(model, ids):
+    """The mean of the layers' losses, each divided by the labels of the model's own."""
+    base = model.model
+    state = base(input_ids=ids).last_hidden_state
+    total = 0
+    modules = _modules(model)
+    for shift, (embed_norm, state_norm, projection, layer, head_norm) in enumerate(modules, start=1):
+        length = ids.shape[1] - shift
+        embedded = base.embed_tokens(ids[:, shift:])
+        joined = projection(torch.cat([embed_norm(embedded), state_norm(state[:, :length])], dim=-1))
+        positions = torch.arange(length)[None]
+        mask = torch.full((length, length), torch.finfo(joined.dtype).min).triu(1)[None, None]
+        output = layer(joined, attention_mask=mask, position_ids=positions,
+                       position_embeddings=base.rotary_emb(joined, positions))
+        state = head_norm(output)
+        logits = model.lm_head(state[:, :-1]).float()
+        targets = ids[:, shift + 1:]
+        total = total + nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return total / len(modules) / ids[:, 1:].numel()
+
+
+def copied_tables(model):
+    """Tables of the model that the published files repeat in each layer of multi-token prediction, by name."""
+    if not has_predictions(model) or hasattr(model, "mtp"):
+        return {}
+    layers = range(model.config.num_hidden_layers, len(model.model.layers))
+    return {f"model.layers.{idx}.{name}": original for idx in layers
+            for name, original in (("embed_tokens.weight", "model.embed_tokens.weight"),
+                                   ("shared_head.head.weight", "lm_head.weight"))}
