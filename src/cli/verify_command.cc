@@ -56,8 +56,8 @@ Json to_json(const StaticVerification& verification) {
       Json values = Json::array();
       for (const ValueId id : program.values.ids()) {
         if (!program.values[id].is_known()) continue;
-        values.push_back({{"name", program.program.value(id).name},
-                          {"spread", stage.rank_axes.describe(program.values[id])}});
+        values.push_back(
+            {{"name", program.program.value(id).name}, {"spread", program.describe(id)}});
       }
       programs.push_back({{"program", program.title}, {"values", std::move(values)}});
     }

@@ -40,8 +40,8 @@ class Prover {
   void keep(const Program& program, const char* direction, InferredShardings found) {
     auto& faults = proof_.faults;
     faults.insert(faults.end(), found.faults.begin(), found.faults.end());
-    proof_.programs.push_back(
-        {fmt::format("{}, {}", program.name(), direction), program, std::move(found.values)});
+    proof_.programs.push_back({fmt::format("{}, {}", program.name(), direction), program,
+                               std::move(found.values), axes_});
   }
 
   /// Of weights, the transpose of which their gradients' are.

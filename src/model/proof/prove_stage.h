@@ -14,6 +14,10 @@ struct ProvenProgram {
   std::string title;  ///< "moe_layer, backward"
   Program program;
   Shardings values;
+  RankAxes axes;  ///< that they are of: by the key-value heads of its layers
+
+  /// How a value is spread.
+  std::string describe(ValueId id) const { return axes.describe(values[id]); }
 };
 
 /// The axes over which the gradient of a weight still is a partial sum when a step's backward

@@ -111,7 +111,8 @@ class StepBench {
     const auto start = Clock::now();
     std::vector<MicroBatch> micro_batches;
     for (RandomTokens& tokens : batches_) micro_batches.push_back(tokens.view());
-    BenchedStep host(std::move(micro_batches), loss_scales(settings_, tokens_of_step()),
+    BenchedStep host(std::move(micro_batches),
+                     loss_scales(settings_, settings_.train.num_micro_batches(), tokens_of_step()),
                      {.step_idx = step_idx_++,
                       .lr = kLearningRate,
                       .max_grad_norm = settings_.train.max_grad_norm,

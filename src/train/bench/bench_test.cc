@@ -31,12 +31,13 @@ Settings small_settings() {
 }
 
 TEST(LossScales, AreSharesOfTheGlobalBatch) {
-  const LossScales scales = loss_scales(small_settings(), 64);
+  const LossScales scales =
+      loss_scales(small_settings(), small_settings().train.num_micro_batches(), 64);
   EXPECT_FLOAT_EQ(scales.loss, 1.0F / 64);
   EXPECT_FLOAT_EQ(scales.balance, 0.25F / 2);
   EXPECT_FLOAT_EQ(scales.z_loss, 0.125F / 2);
   EXPECT_FLOAT_EQ(scales.mtp, 0.5F / 2 / 64);
-  EXPECT_FLOAT_EQ(loss_scales(small_settings(), 0).loss, 1.0F) << "no labels";
+  EXPECT_FLOAT_EQ(loss_scales(small_settings(), 1, 0).loss, 1.0F) << "no labels";
 }
 
 TEST(BenchStep, MemoryIsPredictedWithinThreePercent) {

@@ -12,9 +12,9 @@ double mtp_scale(const ModelConfig& model) {
 
 }  // namespace
 
-LossScales loss_scales(const Settings& settings, int64_t num_valid) {
+LossScales loss_scales(const Settings& settings, int64_t num_micro_batches, int64_t num_valid) {
   const MoeConfig& moe = settings.model.moe;
-  const double share = 1.0 / static_cast<double>(settings.train.num_micro_batches());
+  const double share = 1.0 / static_cast<double>(num_micro_batches);
   const auto labels = static_cast<double>(std::max<int64_t>(num_valid, 1));
   return {.loss = 1.0F / static_cast<float>(labels),
           .balance = static_cast<float>(moe.balance_coefficient * share),

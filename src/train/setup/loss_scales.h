@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// What the losses of each micro-batch of a step count, `num_valid` labels being valid in the whole
-/// global batch.
-LossScales loss_scales(const Settings& settings, int64_t num_valid);
+/// What the losses of each micro-batch of a step count, of which it has that many with `num_valid`
+/// valid labels, all ranks together.
+LossScales loss_scales(const Settings& settings, int64_t num_micro_batches, int64_t num_valid);
 
 }  // namespace tessera

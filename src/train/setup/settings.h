@@ -195,6 +195,10 @@ struct Settings {
 
   /// Throws UserError for entries of precision.plain that are none.
   ProductPrecision products() const;
+  /// Whether the answers of a step share rows and may fill fewer micro-batches (AnswerBatches).
+  bool packs_answers() const {
+    return train.objective != Objective::kNextToken && data.packing == Packing::kBestFit;
+  }
 };
 
 /// Binds every key of a training configuration; the fields of `settings` must outlive the schema.

@@ -110,7 +110,8 @@ void add_data_options(ConfigSchema& schema, DataSettings& data) {
   schema.add_enum("data.packing", &data.packing,
                   {{"stream", Packing::kStream}, {"best_fit", Packing::kBestFit}},
                   "How documents fill sequences: one after the other, cut anywhere; or whole "
-                  "where they fit, the rest padded");
+                  "where they fit, the rest padded. dpo and rl: each answer in a sequence of its "
+                  "own; or several in one");
   schema.add("data.split_documents", &data.split_documents,
              "Keep attention, positions and loss within a document");
 }

@@ -131,8 +131,12 @@ TrainingData prepare_without_data(Settings& settings) {
   data.tokenizer = make_tokenizer(settings.data.tokenizer_spec());
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size, *data.tokenizer);
   validate(settings.model);
-  data.given_sequences = settings.train.micro_batch;
-  if (settings.data.split_documents) data.given_sequences *= settings.data.sequence_length;
+  const TrainSettings& train = settings.train;
+  const int64_t most = train.micro_batch * settings.data.sequence_length;
+  data.given_sequences = settings.data.split_documents ? most : train.micro_batch;
+  // Of all answers, and of each row's padding.
+  if (settings.packs_answers())
+    data.given_sequences = std::min(most, train.global_batch + train.micro_batch);
   return data;
 }
 
@@ -162,10 +166,15 @@ int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
   return bytes;
 }
 
-void check_given_batches(const std::vector<Batch>& batches, int64_t num_micro_batches,
+void pad_sequences(Batch& batch, int64_t max_sequences) {
+  batch.cu_seqlens.resize(max_sequences + 1, static_cast<int32_t>(batch.tokens.size()));
+}
+
+void check_given_batches(const std::vector<Batch>& batches, int64_t fewest, int64_t most,
                          const BatchShape& shape) {
-  require(std::ssize(batches) == num_micro_batches, "a step takes {} micro-batches, found {}",
-          num_micro_batches, batches.size());
+  const auto count = std::ssize(batches);
+  require(count >= fewest && count <= most, "a step takes {}{} micro-batches, found {}",
+          fewest < most ? fmt::format("{} to ", fewest) : "", most, count);
   for (const Batch& batch : batches) {
     require(std::ssize(batch.tokens) == shape.num_tokens,
             "a micro-batch has {} tokens, by train.micro_batch and data.sequence_length; found {}",

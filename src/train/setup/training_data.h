@@ -44,15 +44,19 @@ TrainingData open_training_data(Settings& settings,
                                 const std::function<void(const PrepareProgress&)>& progress = {});
 
 /// The same for a run whose steps are given their batches: any number of stretches where
-/// data.split_documents, else one for each sequence.
+/// data.split_documents, those of packed answers where an objective has these (AnswerBatches), else
+/// one for each sequence.
 TrainingData prepare_without_data(Settings& settings);
 
 /// Bytes that reading the batches of a run makes resident, at most: token files are mapped.
 int64_t touched_bytes(const Settings& settings, const TrainingData& data);
 
-/// Throws UserError where a step does not take them.
-void check_given_batches(const std::vector<Batch>& batches, int64_t num_micro_batches,
+/// Throws UserError where a step does not take them, of which it takes from `fewest` to `most`.
+void check_given_batches(const std::vector<Batch>& batches, int64_t fewest, int64_t most,
                          const BatchShape& shape);
+
+/// Pads cu_seqlens with empty stretches up to the bound that a model was built for.
+void pad_sequences(Batch& batch, int64_t max_sequences);
 
 /// The vocabulary of the model: the configured one, which must hold the tokenizer's, or that
 /// rounded up to a multiple of 64.

@@ -36,11 +36,6 @@ int64_t batch_bytes(const Settings& settings, const RunLayout& layout) {
   return layout.num_micro_batches * batch_shape(settings).num_tokens * kBytesOfToken;
 }
 
-/// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
-void pad_sequences(Batch& batch, int64_t max_sequences) {
-  batch.cu_seqlens.resize(max_sequences + 1, static_cast<int32_t>(batch.tokens.size()));
-}
-
 }  // namespace
 
 void check_model(Settings settings, int64_t num_ranks, FitCheck fit) {
@@ -117,10 +112,10 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   runner_ = std::make_unique<StepRunner>(*model_, layout_.pipeline, state_->step_parameters());
   steps_ = std::make_unique<RecordedSteps>(*runner_, plan_, records_whole_steps(layout_, *model_));
   batches_.resize(layout_.num_micro_batches);
-  double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
+  double flops = model_->model_flops();
   const Tensor sum = view(std::span(&flops, 1), {1});
   layout_.world->all_reduce(sum, sum).wait();
-  step_flops_ = flops;
+  batch_flops_ = flops;
 }
 
 /// With the schedule that rank 0 chooses for all, so that none can differ.
@@ -244,7 +239,7 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
 }
 
 void Trainer::give_batches(std::vector<Batch> batches) {
-  check_given_batches(batches, std::ssize(batches_), model_->batch_shape());
+  check_given_batches(batches, fewest_batches(), layout_.num_micro_batches, model_->batch_shape());
   const int64_t num_experts = settings_.model.moe.router_outputs();
   for (const Batch& batch : batches) {
     for (const int32_t expert : batch.experts)
@@ -261,6 +256,7 @@ LossScales Trainer::fetch(StepOutcome& outcome) {
   std::array<int64_t, 2> counts = {0, 0};  // valid labels, and those of multi-token prediction
   const std::vector<Batch> given = std::exchange(given_, {});
   ensure(!given.empty() || data_.train != nullptr, "a step without data was given no batches");
+  if (!given.empty()) batches_.resize(given.size());
   for (size_t i = 0; i < batches_.size(); ++i) {
     if (given.empty()) {
       data_.train->fetch(position_.step, layout_.micro_batch(static_cast<int64_t>(i)), batches_[i]);
@@ -276,7 +272,7 @@ LossScales Trainer::fetch(StepOutcome& outcome) {
   layout_.part.groups.dp->all_reduce(sum, sum).wait();
   outcome.num_tokens *= layout_.data_ranks();
   outcome.mtp_labels = counts[1];
-  return loss_scales(settings_, counts[0]);
+  return loss_scales(settings_, num_batches_of_all(), counts[0]);
 }
 
 void Trainer::sum_over_ranks(StepOutcome& outcome) const {
@@ -356,8 +352,7 @@ class Trainer::Step final : public StepHost {
   const LossScales& scales() override { return scales_; }
 
   bool share(const MicroBatchResult& own) override {
-    const auto num_micro_batches =
-        static_cast<double>(trainer_.settings_.train.num_micro_batches());
+    const auto num_micro_batches = static_cast<double>(trainer_.num_batches_of_all());
     outcome_.loss = own.loss;
     if (outcome_.mtp_labels > 0)
       outcome_.mtp_loss = own.mtp_loss / scales_.mtp / static_cast<double>(outcome_.mtp_labels);
@@ -419,10 +414,35 @@ void Trainer::finish_step(const StepOutcome& outcome) {
 
 StepOutcome Trainer::step(const StepObservers& observers, const UpdateObserver& update_observer) {
   return with_prediction(prediction_, [&] {
+    const auto num_given = std::ssize(given_);
+    const bool is_whole = num_given == 0 || num_given == layout_.num_micro_batches;
+    RecordedSteps& steps = is_whole ? *steps_ : *plan_fewer(num_given).steps;
     Step step(*this, update_observer);
-    steps_->run(step, observers);
+    steps.run(step, observers);
     return step.outcome();
   });
+}
+
+int64_t Trainer::fewest_batches() const {
+  // Elsewhere saved values lie as the passes of all micro-batches need them.
+  const bool may_vary = settings_.packs_answers() && layout_.num_ranks() == 1 &&
+                        step_schedule(settings_.train) == StepSchedule::kAsBuilt &&
+                        settings_.train.offload.empty();
+  return may_vary ? 1 : layout_.num_micro_batches;
+}
+
+/// Their steps are not recorded whole: the memory for recordings is foreseen for one plan.
+Trainer::FewerBatches& Trainer::plan_fewer(int64_t num_micro_batches) {
+  auto& fewer = fewer_[num_micro_batches];
+  if (fewer) return *fewer;
+  Settings settings = settings_;
+  settings.train.global_batch = num_micro_batches * settings.train.micro_batch;
+  RunLayout layout = layout_;
+  schedule_micro_batches(layout, settings);
+  fewer = std::make_unique<FewerBatches>();
+  fewer->plan = build_step(request_step(settings, layout, *model_, state_->parameters()));
+  fewer->steps = std::make_unique<RecordedSteps>(*runner_, fewer->plan, /*records=*/false);
+  return *fewer;
 }
 
 double Trainer::validate() {

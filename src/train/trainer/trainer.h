@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -84,8 +85,8 @@ class Trainer {
   const RunPosition& position() const { return position_; }
   ModelState& state() { return *state_; }
   const TrainingModel& model() const { return *model_; }
-  /// Model FLOPs of one optimizer step, all ranks together.
-  double step_flops() const { return step_flops_; }
+  /// Model FLOPs of the last optimizer step, or of the first, all ranks together.
+  double step_flops() const { return batch_flops_ * static_cast<double>(std::ssize(batches_)); }
 
   /// Continues from a checkpoint where the settings ask for it.
   std::optional<ResumedRun> resume(const std::string& config_toml);
@@ -98,8 +99,10 @@ class Trainer {
   StepOutcome step(const StepObservers& observers = {}, const UpdateObserver& update_observer = {});
   /// The next step's micro-batches of this rank, in place of those of the run's data, with at most
   /// as many stretches as the model was built for. Throws UserError where their number or sizes are
-  /// not the settings'.
+  /// not the settings'; there may be fewer, down to fewest_batches().
   void give_batches(std::vector<Batch> batches);
+  /// Where answers are packed by one rank (Settings::packs_answers) 1, else a step's micro-batches.
+  int64_t fewest_batches() const;
   /// What this rank does in each step.
   const StepPlan& plan() const { return plan_; }
   /// Mean validation loss, or NaN where no data is held out.
@@ -133,6 +136,11 @@ class Trainer {
           const DeviceChooser& choose);
 
   class Step;
+  /// Steps of fewer micro-batches than the settings have.
+  struct FewerBatches {
+    StepPlan plan;
+    std::unique_ptr<RecordedSteps> steps;
+  };
 
   RunLayout lay_out();
   void plan_model(const BatchShape& shape);
@@ -143,6 +151,9 @@ class Trainer {
   void plan_snapshot();
   void make_snapshot();
   LossScales fetch(StepOutcome& outcome);
+  FewerBatches& plan_fewer(int64_t num_micro_batches);
+  /// The step's micro-batches, all ranks' together.
+  int64_t num_batches_of_all() const { return std::ssize(batches_) * layout_.data_ranks(); }
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
   void clip_heads(std::vector<float> max_logits, StepOutcome& outcome);
@@ -167,13 +178,14 @@ class Trainer {
   StepPlan evaluation_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<RecordedSteps> steps_;  // of `plan_`
+  std::map<int64_t, std::unique_ptr<FewerBatches>> fewer_;
   RunPosition position_;
   std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;
   std::vector<Batch> given_;         // of the next step; empty: those of the data
   std::vector<LayerTally> tallies_;  // of the step, all ranks'
   DataIdentity data_identity_;       // rank 0's has the fingerprint
-  double step_flops_ = 0;
+  double batch_flops_ = 0;           // of a micro-batch
 };
 
 }  // namespace tessera

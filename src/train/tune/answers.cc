@@ -1,6 +1,10 @@
 #include "train/tune/answers.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <tuple>
 
 #include "train/setup/training_data.h"
 
@@ -13,67 +17,145 @@ std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string
 }
 
 std::vector<float> AnswerScorer::score(Batch& batch) {
+  pad_sequences(batch, max_sequences_);
   const auto losses = model_.run_loss(view_batch(batch)).span<float>();
   std::vector<float> scores(losses.size());
   std::ranges::transform(losses, scores.begin(), [](float loss) { return -loss; });
   return scores;
 }
 
-AnswerBatches::AnswerBatches(const Settings& settings, int32_t padding, std::vector<Answer> answers)
+AnswerBatches::AnswerBatches(const Settings& settings, int64_t fewest, int32_t padding,
+                             std::vector<Answer> answers)
     : length_(settings.data.sequence_length),
       rows_(settings.train.micro_batch),
       moe_layers_(settings.model.num_moe_layers()),
       top_k_(settings.model.moe.top_k),
-      answers_(std::move(answers)) {
+      packs_(settings.packs_answers()),
+      padding_(padding),
+      answers_(std::move(answers)),
+      places_(answers_.size()) {
   ensure(std::ssize(answers_) == settings.train.global_batch, "a step of {} answers",
          answers_.size());
-  batches_.resize(settings.train.num_micro_batches());
-  for (size_t idx = 0; idx < answers_.size(); ++idx) add_row(idx, padding);
-  const bool replays =
-      std::ranges::any_of(answers_, [](const Answer& answer) { return !answer.experts.empty(); });
-  for (int64_t i = 0; replays && i < std::ssize(batches_); ++i) add_experts(i);
+  for (const Answer& answer : answers_) check(answer);
+  std::vector<Row> rows = packs_ ? pack_rows() : rows_of_own();
+  const int64_t needed = (std::ssize(rows) + rows_ - 1) / rows_;
+  deal(std::move(rows), std::max(needed, fewest));
+  if (std::ranges::any_of(answers_, [](const Answer& answer) { return !answer.experts.empty(); }))
+    add_experts();
 }
 
-void AnswerBatches::add_row(size_t idx, int32_t padding) {
-  const Answer& answer = answers_[idx];
-  const auto num_read = std::ssize(answer.tokens) - 1;  // nothing follows the last
-  require(num_read <= length_,
+void AnswerBatches::check(const Answer& answer) const {
+  require(std::ssize(answer.tokens) - 1 <= length_,  // nothing follows the last
           "a prompt and its answer have {} tokens; data.sequence_length {} has room for {}",
           answer.tokens.size(), length_, length_ + 1);
   ensure(answer.first >= 1 && answer.num_tokens() >= 1, "an answer of {} tokens to {}",
          answer.num_tokens(), answer.first);
-  Batch& batch = batches_[static_cast<int64_t>(idx) / rows_];
+}
+
+std::vector<AnswerBatches::Row> AnswerBatches::rows_of_own() const {
+  std::vector<Row> rows;
+  for (size_t idx = 0; idx < answers_.size(); ++idx) rows.push_back({idx});
+  return rows;
+}
+
+/// Longest first, each into the row with the least room that holds it.
+std::vector<AnswerBatches::Row> AnswerBatches::pack_rows() const {
+  std::vector<size_t> order(answers_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater(), [&](size_t idx) { return num_read(idx); });
+  std::vector<Row> rows;
+  std::multimap<int64_t, size_t> by_room;
+  for (const size_t idx : order) {
+    const auto found = by_room.lower_bound(num_read(idx));
+    size_t row = rows.size();
+    int64_t room = length_;
+    if (found == by_room.end()) {
+      rows.emplace_back();
+    } else {
+      std::tie(room, row) = *found;
+      by_room.erase(found);
+    }
+    rows[row].push_back(idx);
+    by_room.emplace(room - num_read(idx), row);
+  }
+  return rows;
+}
+
+double AnswerBatches::attention_work(const Row& row) const {
+  double work = 0;
+  for (const size_t idx : row) {
+    const auto length = static_cast<double>(num_read(idx));
+    work += length * length;
+  }
+  return work;
+}
+
+/// Packed rows, the most work first, go to the micro-batches from the first to the last, then back,
+/// and so on.
+void AnswerBatches::deal(std::vector<Row> rows, int64_t num_batches) {
+  if (packs_)
+    std::ranges::stable_sort(rows, std::greater(), [&](const Row& r) { return attention_work(r); });
+  batches_.resize(num_batches);
+  const auto count = static_cast<size_t>(num_batches);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const size_t round = i / count;
+    const size_t place = i % count;
+    const size_t dealt = round % 2 == 0 ? place : count - 1 - place;
+    add_row(packs_ ? dealt : i / static_cast<size_t>(rows_), rows[i]);
+  }
+  for (Batch& batch : batches_) {
+    if (batch.cu_seqlens.empty()) batch.cu_seqlens.push_back(0);
+    add_padding(batch, rows_ * length_ - std::ssize(batch.tokens), /*continues=*/false);
+  }
+}
+
+void AnswerBatches::add_row(size_t micro_batch, const Row& row) {
+  Batch& batch = batches_[micro_batch];
   if (batch.cu_seqlens.empty()) batch.cu_seqlens.push_back(0);
-  for (int64_t i = 0; i < length_; ++i) {
-    const bool is_read = i < num_read;
-    batch.tokens.push_back(is_read ? answer.tokens[i] : padding);
-    batch.labels.push_back(is_read && i + 1 >= answer.first ? answer.tokens[i + 1] : kNoLabel);
+  const int64_t end = std::ssize(batch.tokens) + length_;
+  for (const size_t idx : row) add_answer(micro_batch, idx);
+  add_padding(batch, end - std::ssize(batch.tokens), /*continues=*/!packs_);
+}
+
+void AnswerBatches::add_answer(size_t micro_batch, size_t idx) {
+  const Answer& answer = answers_[idx];
+  Batch& batch = batches_[micro_batch];
+  places_[idx] = {.micro_batch = micro_batch, .begin = std::ssize(batch.tokens)};
+  for (int64_t i = 0; i < num_read(idx); ++i) {
+    batch.tokens.push_back(answer.tokens[i]);
+    batch.labels.push_back(i + 1 >= answer.first ? answer.tokens[i + 1] : kNoLabel);
     batch.positions.push_back(static_cast<int32_t>(i));
   }
   batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens.size()));
   batch.num_valid += answer.num_tokens();
 }
 
-void AnswerBatches::add_experts(int64_t micro_batch) {
-  Batch& batch = batches_[micro_batch];
+/// A stretch of its own, or what the last one goes on with.
+void AnswerBatches::add_padding(Batch& batch, int64_t count, bool continues) const {
+  if (count == 0) return;
+  const int32_t first = continues ? batch.positions.back() + 1 : 0;
+  for (int64_t i = 0; i < count; ++i) batch.positions.push_back(first + static_cast<int32_t>(i));
+  batch.tokens.resize(batch.tokens.size() + count, padding_);
+  batch.labels.resize(batch.tokens.size(), kNoLabel);
+  if (continues) batch.cu_seqlens.pop_back();
+  batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens.size()));
+}
+
+void AnswerBatches::add_experts() {
   const int64_t num_tokens = rows_ * length_;
-  batch.experts.assign(moe_layers_ * num_tokens * top_k_, -1);
-  for (int64_t row = 0; row < rows_; ++row) {
-    const std::vector<int32_t>& from = answers_[micro_batch * rows_ + row].experts;
-    const int64_t num_read = std::ssize(from) / (moe_layers_ * top_k_);
-    for (int64_t i = 0; i < num_read; ++i) {
+  for (Batch& batch : batches_) batch.experts.assign(moe_layers_ * num_tokens * top_k_, -1);
+  for (size_t idx = 0; idx < answers_.size(); ++idx) {
+    const std::vector<int32_t>& from = answers_[idx].experts;
+    std::vector<int32_t>& to = batches_[places_[idx].micro_batch].experts;
+    const int64_t told = std::ssize(from) / (moe_layers_ * top_k_);
+    for (int64_t i = 0; i < told; ++i) {
       for (int64_t layer = 0; layer < moe_layers_; ++layer) {
-        const int64_t token = row * length_ + i;
+        const int64_t token = places_[idx].begin + i;
         std::copy_n(from.begin() + (i * moe_layers_ + layer) * top_k_, top_k_,
-                    batch.experts.begin() + (layer * num_tokens + token) * top_k_);
+                    to.begin() + (layer * num_tokens + token) * top_k_);
       }
     }
   }
-}
-
-std::pair<int64_t, int64_t> AnswerBatches::place_of(size_t idx) const {
-  const auto row = static_cast<int64_t>(idx);
-  return {row / rows_, row % rows_ * length_ + answers_[idx].first - 1};
 }
 
 std::vector<std::vector<double>> AnswerBatches::score(AnswerScorer& scorer) {
@@ -81,8 +163,7 @@ std::vector<std::vector<double>> AnswerBatches::score(AnswerScorer& scorer) {
   for (Batch& batch : batches_) all.push_back(scorer.score(batch));
   std::vector<std::vector<double>> scores;
   for (size_t idx = 0; idx < answers_.size(); ++idx) {
-    const auto [micro_batch, place] = place_of(idx);
-    const auto begin = all[micro_batch].begin() + place;
+    const auto begin = all[places_[idx].micro_batch].begin() + first_label(idx);
     scores.emplace_back(begin, begin + answers_[idx].num_tokens());
   }
   return scores;
@@ -92,10 +173,10 @@ std::vector<Batch> AnswerBatches::weigh(const std::vector<std::vector<float>>& w
   std::vector<Batch> batches = batches_;
   for (Batch& batch : batches) batch.weights.assign(batch.tokens.size(), 0.0F);
   for (size_t idx = 0; idx < answers_.size(); ++idx) {
-    const auto [micro_batch, place] = place_of(idx);
     ensure(std::ssize(weights[idx]) == answers_[idx].num_tokens(), "{} weights for {} tokens",
            weights[idx].size(), answers_[idx].num_tokens());
-    std::ranges::copy(weights[idx], batches[micro_batch].weights.begin() + place);
+    Batch& batch = batches[places_[idx].micro_batch];
+    std::ranges::copy(weights[idx], batch.weights.begin() + first_label(idx));
   }
   return batches;
 }

@@ -32,21 +32,29 @@ class AnswerScorer {
  public:
   AnswerScorer(const ModelConfig& config, const BatchShape& shape, const Backend& backend,
                ParameterSet& parameters, std::vector<ExpertState>& experts)
-      : model_(config, shape, ForwardGoal::kLoss, backend, parameters, experts) {}
+      : model_(config, shape, ForwardGoal::kLoss, backend, parameters, experts),
+        max_sequences_(shape.max_sequences) {}
 
   /// log p of each label, F32 [T], and 0 where there is none.
   std::vector<float> score(Batch& batch);
 
  private:
   ForwardModel model_;
+  int64_t max_sequences_;
 };
 
-/// The answers of a step as its micro-batches: each in a row of its own of data.sequence_length
-/// tokens, the rest of which is padded.
+/// The answers of a step as its micro-batches, in rows of data.sequence_length tokens. Each has a
+/// row of its own, the rest of which is padded; or, with Settings::packs_answers, answers share
+/// rows, best-fit decreasing, and rows are dealt to micro-batches in serpentine order, by the work
+/// of their attention, so that they have about the same (packed sequences: Megatron-Core MoE,
+/// section 6.4).
 class AnswerBatches {
  public:
-  /// Throws UserError for an answer that is longer than a row.
-  AnswerBatches(const Settings& settings, int32_t padding, std::vector<Answer> answers);
+  /// Of as many micro-batches as the answers need, but at least `fewest`
+  /// (Trainer::fewest_batches), the rest being padding. Throws UserError for an answer that is
+  /// longer than a row.
+  AnswerBatches(const Settings& settings, int64_t fewest, int32_t padding,
+                std::vector<Answer> answers);
 
   const std::vector<Answer>& answers() const { return answers_; }
   /// By answer and token of it.
@@ -55,15 +63,33 @@ class AnswerBatches {
   std::vector<Batch> weigh(const std::vector<std::vector<float>>& weights) const;
 
  private:
-  void add_row(size_t idx, int32_t padding);
-  void add_experts(int64_t micro_batch);
-  /// Where the label of an answer's first token is: {micro-batch, place in it}.
-  std::pair<int64_t, int64_t> place_of(size_t idx) const;
+  /// Where an answer is, with its prompt.
+  struct Place {
+    size_t micro_batch = 0;
+    int64_t begin = 0;  ///< of its tokens, in the micro-batch's
+  };
+  using Row = std::vector<size_t>;  // of answers
+
+  int64_t num_read(size_t idx) const { return std::ssize(answers_[idx].tokens) - 1; }
+  void check(const Answer& answer) const;
+  std::vector<Row> pack_rows() const;
+  std::vector<Row> rows_of_own() const;
+  double attention_work(const Row& row) const;
+  void deal(std::vector<Row> rows, int64_t num_batches);
+  void add_row(size_t micro_batch, const Row& row);
+  void add_answer(size_t micro_batch, size_t idx);
+  void add_padding(Batch& batch, int64_t count, bool continues) const;
+  void add_experts();
+  /// Where the label of an answer's first token is.
+  int64_t first_label(size_t idx) const { return places_[idx].begin + answers_[idx].first - 1; }
 
   int64_t length_;  ///< of a row
   int64_t rows_;    ///< of a micro-batch
   int64_t moe_layers_, top_k_;
+  bool packs_;
+  int32_t padding_;
   std::vector<Answer> answers_;
+  std::vector<Place> places_;
   std::vector<Batch> batches_;
 };
 

@@ -95,7 +95,7 @@ void train_on_preferences(const TrainRequest& request, World& world, std::ostrea
   run_tuned_steps(
       run, 1,
       [&] {
-        AnswerBatches batches(settings, tokenizer.end_of_document(),
+        AnswerBatches batches(settings, trainer.fewest_batches(), tokenizer.end_of_document(),
                               pairs.of_step(trainer.position().step));
         trainer.state().wait_weights();
         const auto now = batches.score(scorer);

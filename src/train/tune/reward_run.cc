@@ -65,8 +65,8 @@ class RewardSteps {
     }
     rewards_ = find_rewards(settings_.rl, written);
     advantages_ = find_advantages(rewards_, settings_.rl.group_size, settings_.rl.advantage);
-    batches_.emplace(settings_, trainer_.data().tokenizer->end_of_document(),
-                     std::move(rollout_.answers));
+    batches_.emplace(settings_, trainer_.fewest_batches(),
+                     trainer_.data().tokenizer->end_of_document(), std::move(rollout_.answers));
     if (reference_) before_ = batches_->score(reference_->scorer());
     rollout_seconds_ = seconds_since(start);
     show(number);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
 
 #include "comm/thread/thread_world.h"
@@ -109,6 +110,7 @@ class TuneRun : public ::testing::Test {
 
 TEST_F(TuneRun, RewardsRise) {
   Settings own = rl_settings("rises");
+  own.data.packing = Packing::kBestFit;
   own.train.global_batch = 32;
   own.train.micro_batch = 16;
   own.rl.group_size = 16;
@@ -126,6 +128,7 @@ TEST_F(TuneRun, RewardsRise) {
 /// Replayed routing: the trainer's log-probabilities are the generator's.
 TEST_F(TuneRun, ReplaysTheGeneratorsRouting) {
   Settings own = rl_settings("replays");
+  own.data.packing = Packing::kBestFit;
   own.rl.router_replay = true;
   for (const StepRecord& record : run(own))
     EXPECT_LT(number(record, "generator_error"), 1e-5) << record.step;
@@ -136,7 +139,7 @@ TEST_F(TuneRun, ReplaysTheGeneratorsRouting) {
   const size_t of_token = 2 * 2;  // MoE layers, experts of a token
   for (const Answer& answer : rollout.answers)
     EXPECT_EQ(answer.experts.size(), (answer.tokens.size() - 1) * of_token);
-  AnswerBatches batches(own, 0, rollout.answers);
+  AnswerBatches batches(own, trainer->fewest_batches(), 0, rollout.answers);
   BatchShape shape = trainer->model().batch_shape();
   shape.tells_routing = true;
   ForwardModel model(trainer->settings().model, shape, ForwardGoal::kLoss, trainer->backend(),
@@ -146,6 +149,7 @@ TEST_F(TuneRun, ReplaysTheGeneratorsRouting) {
       if (is_other) {
         for (int32_t& expert : batch.experts) expert = expert < 0 ? expert : (expert + 1) % 4;
       }
+      pad_sequences(batch, shape.max_sequences);
       model.run_loss(view_batch(batch));
       const auto chosen = model.chosen_experts().span<int32_t>();
       int64_t given = 0;
@@ -162,6 +166,7 @@ TEST_F(TuneRun, ReplaysTheGeneratorsRouting) {
 TEST_F(TuneRun, ContinuesWithTheSameBits) {
   for (const bool is_dpo : {false, true}) {
     Settings own = is_dpo ? dpo_settings("dpo") : rl_settings("rl");
+    own.data.packing = Packing::kBestFit;
     own.train.steps = own.schedule.num_steps = 4;
     own.run.checkpoint_interval = 2;
     own.run.keep_last = 0;
@@ -200,6 +205,123 @@ TEST_F(TuneRun, PreferencesAreLearned) {
   EXPECT_GT(number(records.back(), "margin"), 1);
 }
 
+/// Answers of lengths between those of a token and of a row, with a prompt of one or two.
+std::vector<Answer> draw_answers(int64_t count, int64_t row) {
+  Random random(7, 7);
+  std::vector<Answer> answers;
+  for (int64_t i = 0; i < count; ++i) {
+    Answer answer{.first = 1 + i % 2};
+    const int64_t most = i % 3 == 0 ? row + 1 : row / 2;
+    const auto room = static_cast<uint64_t>(most - answer.first);
+    const int64_t size = answer.first + 1 + static_cast<int64_t>(random.next_below(room));
+    for (int64_t k = 0; k < size; ++k)
+      answer.tokens.push_back(static_cast<int32_t>(random.next_below(250)));
+    answers.push_back(std::move(answer));
+  }
+  return answers;
+}
+
+/// What a step learns from answers does not depend on which share a row.
+TEST_F(TuneRun, PackedAnswersGiveTheSameStep) {
+  Settings own = rl_settings("packed");
+  own.train.micro_batch = 2;
+  own.train.global_batch = 16;
+  own.optimizer.eps = 1e-3;
+  const auto answers = draw_answers(16, own.data.sequence_length);
+  std::vector<std::vector<double>> scores[2];
+  std::vector<std::vector<float>> weights;
+  Random random(8, 8);
+  for (const Answer& answer : answers) {
+    auto& one = weights.emplace_back();
+    for (int64_t i = 0; i < answer.num_tokens(); ++i)
+      one.push_back(static_cast<float>(random.next_normal()));
+  }
+  std::unique_ptr<Trainer> trainers[2];
+  size_t num_batches[2];
+  for (const bool packs : {false, true}) {
+    own.run.folder = folder_.file(packs ? "packed" : "apart");
+    own.data.packing = packs ? Packing::kBestFit : Packing::kStream;
+    Trainer& trainer = *(trainers[packs] = open(own));
+    EXPECT_EQ(trainer.fewest_batches(), packs ? 1 : 8);
+    AnswerBatches batches(own, trainer.fewest_batches(), 0, answers);
+    AnswerScorer scorer = score_trainer(trainer);
+    scores[packs] = batches.score(scorer);
+    const auto weighed = batches.weigh(weights);
+    num_batches[packs] = weighed.size();
+    trainer.give_batches(weighed);
+    trainer.step();
+    EXPECT_NEAR(trainer.step_flops() / static_cast<double>(weighed.size()),
+                trainer.model().model_flops(), 1);
+  }
+  EXPECT_EQ(num_batches[0], 8U);
+  EXPECT_LE(num_batches[1], 6U);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    ASSERT_EQ(scores[1][i].size(), scores[0][i].size());
+    for (size_t k = 0; k < scores[0][i].size(); ++k)
+      EXPECT_NEAR(scores[1][i][k], scores[0][i][k], 1e-5) << i << " " << k;
+  }
+  for (const ModelParameter& parameter : trainers[0]->state().parameters().all()) {
+    const auto expected = parameter.weight.span<float>();
+    const auto found =
+        trainers[1]->state().parameters().find(parameter.spec.name).weight.span<float>();
+    for (size_t i = 0; i < expected.size(); ++i)
+      ASSERT_NEAR(found[i], expected[i], 1e-5) << parameter.spec.name << " " << i;
+  }
+  // As many as the settings have are taken too, and more or none are not.
+  AnswerBatches whole(own, 8, 0, answers);
+  trainers[1]->give_batches(whole.weigh(weights));
+  trainers[1]->step();
+  EXPECT_THAT([&] { trainers[1]->give_batches({}); },
+              ThrowsMessage<UserError>(HasSubstr("takes 1 to 8 micro-batches, found 0")));
+  EXPECT_THAT([&] { trainers[0]->give_batches({}); },
+              ThrowsMessage<UserError>(HasSubstr("takes 8 micro-batches, found 0")));
+}
+
+/// Every answer is one stretch of a micro-batch, whose work in attention is about that of others.
+TEST_F(TuneRun, AnswersArePackedWholeAndEvenly) {
+  Settings own = rl_settings("rows");
+  own.data.packing = Packing::kBestFit;
+  own.train.micro_batch = 3;
+  own.train.global_batch = 48;
+  own.data.sequence_length = 40;
+  const auto answers = draw_answers(48, 40);
+  std::vector<std::vector<float>> weights;
+  for (const Answer& answer : answers) weights.emplace_back(answer.num_tokens(), 1.0F);
+  for (const int64_t fewest : {1, 16}) {
+    const auto batches = AnswerBatches(own, fewest, 255, answers).weigh(weights);
+    EXPECT_TRUE(fewest == 16 ? batches.size() == 16 : batches.size() < 14) << batches.size();
+    std::multiset<std::vector<int32_t>> expected, found;
+    for (const Answer& answer : answers)
+      expected.insert({answer.tokens.begin(), answer.tokens.end() - 1});
+    std::vector<double> work;
+    for (const Batch& batch : batches) {
+      ASSERT_EQ(batch.tokens.size(), 120U);
+      ASSERT_EQ(batch.labels.size(), 120U);
+      ASSERT_EQ(batch.cu_seqlens.back(), 120);
+      work.push_back(0);
+      int64_t num_valid = 0;
+      for (size_t i = 1; i < batch.cu_seqlens.size(); ++i) {
+        const int32_t begin = batch.cu_seqlens[i - 1];
+        const int32_t end = batch.cu_seqlens[i];
+        ASSERT_LT(begin, end);
+        for (int32_t at = begin; at < end; ++at) {
+          EXPECT_EQ(batch.positions[at], at - begin);
+          EXPECT_EQ(batch.weights[at] != 0, batch.labels[at] != kNoLabel);
+          num_valid += batch.labels[at] != kNoLabel ? 1 : 0;
+        }
+        if (batch.tokens[begin] == 255) continue;
+        found.insert({batch.tokens.begin() + begin, batch.tokens.begin() + end});
+        work.back() += std::pow(end - begin, 2);
+      }
+      EXPECT_EQ(batch.num_valid, num_valid);
+    }
+    EXPECT_EQ(found, expected);
+    if (fewest == 1) {
+      EXPECT_LE(std::ranges::max(work) - std::ranges::min(work), 40 * 40);
+    }
+  }
+}
+
 /// The reference is the model that they begin with.
 TEST_F(TuneRun, AdaptersAreTrainedAlone) {
   Settings base = rl_settings("base");
@@ -233,7 +355,7 @@ TEST_F(TuneRun, PreferenceGradientsAgreeWithFiniteDifferences) {
   std::vector<Answer> answers;
   for (int32_t i = 0; i < 4; ++i)
     answers.push_back({.tokens = {1, 2 + i, 3 * i, 7, 40 + 9 * i, 256}, .first = 2 + i % 2});
-  AnswerBatches batches(own, 0, answers);
+  AnswerBatches batches(own, trainer->fewest_batches(), 0, answers);
   AnswerScorer scorer = score_trainer(*trainer);
   std::vector<AnswerScores> scores(answers.size());
   const auto loss_at = [&] {

@@ -73,10 +73,8 @@ void prove_stages(const Settings& settings, const Layout& layout, StaticVerifica
     result.faults.insert(result.faults.end(), proof.faults.begin(), proof.faults.end());
     weights.insert(weights.end(), proof.weights.begin(), proof.weights.end());
     const RankAxes axes(planned.layout.part.groups, settings.model.kv_heads());
-    result.stages.push_back({.first_rank = rank,
-                             .axes = describe_axes(axes),
-                             .programs = std::move(proof.programs),
-                             .rank_axes = axes});
+    result.stages.push_back(
+        {.first_rank = rank, .axes = describe_axes(axes), .programs = std::move(proof.programs)});
   }
 }
 
@@ -102,13 +100,13 @@ void prove_ranks(const Settings& settings, const Layout& layout,
   }
 }
 
-std::string describe_program(const ProvenProgram& program, const RankAxes& axes) {
+std::string describe_program(const ProvenProgram& program) {
   std::string text = fmt::format("{}\n", program.title);
   for (ValueId id = 0; id < program.program.num_values(); ++id) {
     const Value& value = program.program.value(id);
     if (!program.values[id].is_known()) continue;  // made by nobody: a pass has replaced it
     text += fmt::format("  {:<32} {:<28} {}\n", value.name, value.type.to_string(),
-                        axes.describe(program.values[id]));
+                        program.describe(id));
   }
   return text;
 }
@@ -147,8 +145,7 @@ std::string describe(const StaticVerification& verification, bool all) {
   for (const StaticVerification::Stage& stage : verification.stages) {
     if (!all) break;
     text += fmt::format("stage of rank {}: {}\n\n", stage.first_rank, stage.axes);
-    for (const ProvenProgram& program : stage.programs)
-      text += describe_program(program, stage.rank_axes) + "\n";
+    for (const ProvenProgram& program : stage.programs) text += describe_program(program) + "\n";
   }
   if (all) {
     text +=

@@ -13,7 +13,6 @@ struct StaticVerification {
     int64_t first_rank = 0;
     std::string axes;  ///< "dp 4, tp 2; ep 8, edp 1"
     std::vector<ProvenProgram> programs;
-    RankAxes rank_axes;
   };
   std::vector<Stage> stages;  ///< those that run different programs
   int64_t num_ranks = 1;

@@ -14,6 +14,7 @@ namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 void expect_proven(const Settings& settings, int64_t num_ranks) {
   const StaticVerification found = verify_static(settings, num_ranks);
@@ -83,6 +84,28 @@ Settings published(const std::string& preset) {
   return settings;
 }
 
+/// Of four ranks along TP, neighbours hold the same two key-value heads but in layers with a
+/// window.
+TEST(VerifyStatic, DescribesLayersByTheirOwnHeads) {
+  Settings settings = testing::settings_of(testing::option_families()[0]);
+  settings.model.window = 9;
+  settings.model.window_layers = {1};
+  settings.model.window_kv_heads = 4;
+  settings.parallel.layout = {.tp = 4};
+  std::map<std::string, std::string> spread;
+  const StaticVerification found = verify_static(settings, 4);
+  for (const ProvenProgram& program : found.stages.front().programs) {
+    for (const ValueId id : program.values.ids()) {
+      if (program.program.value(id).name == "attn.k.weight")
+        spread[program.title] = program.describe(id);
+    }
+  }
+  EXPECT_THAT(describe(found, true), HasSubstr(spread.at("moe_layer, forward")));
+  EXPECT_NE(spread.at("moe_layer, forward"), spread.at("window_moe_layer, forward"));
+  EXPECT_THAT(spread.at("window_moe_layer, forward"), Not(HasSubstr("R")));
+  EXPECT_THAT(spread.at("moe_layer, forward"), HasSubstr("R"));
+}
+
 /// 671 billion parameters on 2048 ranks, folded as the published runs are.
 TEST(VerifyStatic, ProvesDeepSeekV3) {
   Settings settings = published("deepseek-v3");
@@ -91,6 +114,7 @@ TEST(VerifyStatic, ProvesDeepSeekV3) {
        {LayoutSpec{.ep = 64, .pp = 16}, LayoutSpec{.tp = 2, .ep = 64, .pp = 8},
         LayoutSpec{.tp = 8, .cp = 2, .etp = 2, .ep = 32, .pp = 4}}) {
     settings.parallel.layout = layout;
+    settings.model.mtp_normed = !settings.model.mtp_normed;
     expect_proven(settings, 2048);
   }
 }
