@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "hf/family/map_builder.h"
-#include "model/weights/parameters.h"
+#include "model/build/layer_program.h"
 
 namespace tessera {
 namespace {
@@ -97,7 +97,7 @@ void MapBuilder::add_prediction(int64_t layer) {
   link_groups(add_hf(beside + (apart ? "fc.weight" : "eh_proj.weight"), {size, 2 * size}), size,
               {{"embed_proj.weight", 1}, {"hidden_proj.weight", 1}}, size);
   link_norm(beside + (apart ? "norm.weight" : "shared_head.norm.weight"), size,
-            fmt::format("mtp_heads.{}.norm.weight", depth));
+            head_norm_name(depth + 1));
   if (apart) return;
   const Shape table{layout_.vocab_size, size};
   if (layout_.repeated_embedding)

@@ -1,6 +1,7 @@
 #include "train/state/initial_weights.h"
 
 #include <iostream>
+#include <set>
 
 #include "core/process/progress.h"
 #include "train/state/checkpointing.h"
@@ -8,11 +9,14 @@
 namespace tessera {
 namespace {
 
-bool is_of_model(const std::string& key) {
-  for (const char* section : {"model.", "rope.", "latent.", "delta.", "moe."}) {
-    if (key.starts_with(section) && key != "model.preset") return true;
-  }
-  return key == "data.tokenizer" || key == "data.end_of_document";
+/// What a model's shape is told by, and its tokenizer.
+std::set<std::string> keys_of_model() {
+  ConfigSchema schema;
+  ModelConfig model;
+  add_model_options(schema, model);
+  std::set<std::string> keys = {"data.tokenizer", "data.end_of_document"};
+  for (const ResolvedValue& value : schema.resolved()) keys.insert(value.key);
+  return keys;
 }
 
 std::vector<std::string> describe(const LoadedPrediction& prediction) {
@@ -34,9 +38,10 @@ void load_initial_model(ConfigSchema& schema, const Settings& settings) {
           "model.preset and run.init_from both give a model; leave one of them empty");
   const OpenedCheckpoint opened = open_checkpoint(settings.run.init_from, Verify::kSizes);
   Settings initial = checkpoint_settings(opened.reader);
+  const std::set<std::string> of_model = keys_of_model();
   std::string toml;
   for (const ResolvedValue& value : make_schema(initial).resolved()) {
-    if (is_of_model(value.key)) toml += fmt::format("{} = {}\n", value.key, value.value);
+    if (of_model.contains(value.key)) toml += fmt::format("{} = {}\n", value.key, value.value);
   }
   schema.load_preset("run.init_from", toml);
 }

@@ -124,6 +124,35 @@ TEST_F(InitialPrediction, IsAddedWithFreshWeights) {
   }
 }
 
+/// Of every section that says something of a model.
+TEST_F(InitialPrediction, TheWholeModelIsTakenFromTheCheckpoint) {
+  ModelConfig& model = settings_.model;
+  model.num_layers = 4;
+  model.delta_layers = {0};
+  model.delta = {.num_key_heads = 2, .num_value_heads = 2, .key_size = 4, .value_size = 6};
+  model.conv_layers = {1};
+  model.conv = {.size = 2, .bias = true};
+  model.window = 5;
+  model.window_layers = {2};
+  model.own_window_rope = true;
+  model.window_rope.base = 500;
+  Settings run = settings(0, "own");
+  TrainingData data = open_training_data(run);
+  Trainer trainer(run, std::move(data));
+  trainer.resume("");
+  trainer.save(make_schema(run).to_toml());
+  Settings next;
+  next.run.init_from = run.run.folder;
+  ConfigSchema schema = make_schema(next);
+  load_initial_model(schema, next);
+  const auto options_of = [](ModelConfig config) {
+    ConfigSchema options;
+    add_model_options(options, config);
+    return options.to_toml();
+  };
+  EXPECT_EQ(options_of(next.model), options_of(run.model));
+}
+
 TEST_F(InitialPrediction, IsLeftOut) {
   const std::string from = train(2);
   const Start whole = start(2, from, kOneRank);
