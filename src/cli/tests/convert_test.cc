@@ -8,6 +8,7 @@
 
 #include "checkpoint/format/safetensors.h"
 #include "cli/tests/cli_testing.h"
+#include "core/file/file.h"
 #include "core/memory.h"
 
 namespace tessera {
@@ -139,6 +140,25 @@ TEST_F(CliConvert, TrainingStartsFromConvertedWeights) {
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err,
               ::testing::AllOf(HasSubstr("run.init_from"), HasSubstr("layers.2.attn.q.weight")));
+}
+
+/// All that a family's configuration says reaches the run, and goes back with its weights.
+TEST_F(CliConvert, ConvertedModelsOfManyKindsTrainOn) {
+  for (const std::string name :
+       {"granitemoehybrid_dense", "lfm2_moe_biases", "mimo_v2_flash", "deepseek_v3_mtp"}) {
+    SCOPED_TRACE(name);
+    const std::string own = path(name);
+    const std::string run = path(name + "-run");
+    const std::string back = path(name + "-back");
+    succeed({"convert", fixture(name), own, "--vocab-size", "320"});
+    succeed({"train", "--run.folder=" + run, "--run.init_from=" + own,
+             "--data.text=" + path("text.txt"), "--data.tokenizer=byte",
+             "--data.sequence_length=16", "--train.steps=1", "--train.micro_batch=1",
+             "--train.global_batch=1", "--run.tensorboard=false", "--run.report=false"});
+    succeed({"convert", run, back, "--like", own});
+    EXPECT_EQ(read_text_file(back + "/config.json"),
+              read_text_file(fixture(name) + "/config.json"));
+  }
 }
 
 TEST_F(CliConvert, UpcyclingKeepsTheFirstForwardPass) {

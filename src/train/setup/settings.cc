@@ -357,8 +357,10 @@ void validate_objective(const Settings& settings) {
   refuse(!data.text.empty(), "data.text", "which has data of its own");
   refuse(!data.tokens.empty(), "data.tokens", "which has data of its own");
   refuse(!data.blend.empty(), "data.blend", "which has data of its own");
-  refuse(settings.model.mtp_layers > 0, "model.mtp_layers",
-         "which says nothing of tokens further on");
+  require(settings.model.mtp_layers == 0,
+          "model.mtp_layers is set, but train.objective is \"{}\", which says nothing of tokens "
+          "further on; set it to 0, which leaves its layers out",
+          name);
   refuse(settings.model.moe.num_experts > 0 && settings.model.moe.capacity_factor > 0,
          "moe.capacity_factor", "for which tokens' probabilities are found without dropping any");
   refuse(settings.model.moe.num_experts > 0 && settings.model.moe.experts_choose(),
