@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/process/cpu_level.h"
 #include "core/random.h"
 #include "ops/gemm/testing/plain_tile_product.h"
 #include "ops/gemm/tile_permission.h"
@@ -169,6 +170,7 @@ TEST(TileProducts, BlocksSuitThreads) {
 }
 
 void check_shared(TileMultiply multiply) {
+  cpu_level();  // a level that is not there is told here, and not by a thread of the product
   const auto run = [multiply](const Gemm& product) { share_out_tiles(product, multiply); };
   check_layouts(150, 40, 33, run);
   check_layouts(33, 520, 70, run);
