@@ -9,14 +9,11 @@
 #include "core/limits.h"
 #include "model/weights/qk_clip.h"
 #include "step/build/place_saved.h"
-#include "train/memory/planned_rank.h"
 #include "train/plan/simulated_step.h"
 #include "train/setup/device_choice.h"
-#include "train/setup/device_overhead.h"
 #include "train/setup/layout_proof.h"
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
-#include "train/setup/size_check.h"
 #include "train/setup/step_schedule.h"
 #include "train/state/initial_weights.h"
 #include "train/trainer/step_tallies.h"
@@ -30,52 +27,7 @@ BatchShape batch_shape(const Settings& settings, const TrainingData& data) {
   return shape;
 }
 
-/// Of a rank's batches of a step: token ids, labels and positions.
-int64_t batch_bytes(const Settings& settings, const RunLayout& layout) {
-  constexpr int64_t kBytesOfToken = 12;
-  return layout.num_micro_batches * batch_shape(settings).num_tokens * kBytesOfToken;
-}
-
 }  // namespace
-
-void check_model(Settings settings, int64_t num_ranks, FitCheck fit) {
-  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
-                                                 *make_tokenizer(settings.data.tokenizer_spec()));
-  check_sized_model(settings, num_ranks, fit);
-}
-
-void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit) {
-  check_device(settings, num_ranks);
-  validate(settings.model);
-  if (fit == FitCheck::kNone) {
-    plan_rank(settings, 0, num_ranks);
-    return;
-  }
-  if (given_limit(settings.train)) {
-    const Backend backend = plan_backend(settings, num_ranks);
-    apply(*plan_policy(settings, num_ranks, backend, batch_shape(settings)), settings.train);
-  }
-  const PlannedRank rank = plan_rank(settings, 0, num_ranks);
-  const Device& device = rank.model.device();
-  const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
-  const ActivationBytes activations = rank.model.activation_bytes();
-  if (device.is_host()) {
-    return require_host_memory(state.total() + state.on_host + activations.total() +
-                                   activations.offloaded + batch_bytes(settings, rank.layout),
-                               machine_memory(), "training");
-  }
-  require_pinnable(activations.offloaded + state.on_host, machine_memory());
-  const MemoryPrediction prediction{
-      .state = state,
-      .activations = activations,
-      .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend),
-      .on_host = false};
-  if (!chooses_for_device(settings.train, rank.backend))
-    return require_memory(prediction, device.name(), gpu_memory());
-  // Of several ranks each would choose for all; the trainers do that once.
-  if (num_ranks == 1 && prediction.total() > gpu_memory())
-    plan_policy(settings, num_ranks, rank.backend, batch_shape(settings));
-}
 
 Trainer::Trainer(Settings settings, TrainingData data, World& world, const DeviceChooser& choose)
     : Trainer(std::move(settings), std::move(data), nullptr, &world, choose) {}

@@ -15,6 +15,7 @@
 #include "train/setup/settings.h"
 #include "train/setup/training_data.h"
 #include "train/state/checkpointing.h"
+#include "train/trainer/check_model.h"
 #include "train/trainer/peer_copies.h"
 #include "train/trainer/recorded_steps.h"
 
@@ -42,15 +43,6 @@ struct StepOutcome {
   StepResult update;
   bool skipped() const { return !update.updated; }
 };
-
-/// Whether a check asks for memory too: not where the settings are of another machine.
-enum class FitCheck : uint8_t { kMachine, kNone };
-
-/// Refuses a model that cannot be built or trained as the settings say on `num_ranks` ranks and
-/// this machine, before any data is read or written.
-void check_model(Settings settings, int64_t num_ranks, FitCheck fit = FitCheck::kMachine);
-/// The same where model.vocab_size is set, without a tokenizer.
-void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit = FitCheck::kMachine);
 
 /// A training run as one rank sees it: data, its part of the model, optimizer and position. All
 /// ranks of the world construct one and call the same functions in the same order. The loop around
