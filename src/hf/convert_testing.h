@@ -1,5 +1,8 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -113,5 +116,48 @@ inline ConvertReport export_plain(const std::filesystem::path& source,
   if (change) change(request);
   return export_hf(request);
 }
+
+/// Names of what is in a folder.
+inline std::vector<std::string> list(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+template <typename Action>
+std::string error_of(Action action) {
+  try {
+    action();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// Imports that are refused, and what they leave.
+class ConversionTest : public ::testing::Test {
+ protected:
+  /// The message of importing a fixture with changed tensors; nothing may be left behind.
+  std::string import_changed(const std::function<void(LooseTensors&)>& change,
+                             const std::string& fixture = "mixtral") {
+    LooseTensors tensors = read_loose(hf_fixture(fixture));
+    change(tensors);
+    write_model(scratch_ / "source", fixture, tensors);
+    return import_error(scratch_ / "source");
+  }
+  std::string import_error(const std::filesystem::path& source,
+                           const std::function<void(ImportRequest&)>& change = {}) {
+    const std::string error = error_of([&] { import_plain(source, scratch_ / "own", change); });
+    EXPECT_FALSE(std::filesystem::exists(scratch_ / "own")) << "nothing half-finished";
+    for (const std::string& name : list(scratch_.path())) {
+      EXPECT_FALSE(name.starts_with(".tmp")) << name;
+    }
+    return error;
+  }
+  ScratchFolder scratch_;
+};
 
 }  // namespace tessera

@@ -26,17 +26,7 @@ int64_t layer_of(const std::string& name) {
   return is_number ? std::stoll(digits) : -1;
 }
 
-}  // namespace
-
-std::vector<std::string> find_prediction_tensors(const HfTensors& tensors, int64_t num_layers) {
-  std::vector<std::string> names;
-  for (const auto& [name, tensor] : tensors.all()) {
-    if (name.starts_with("model.mtp_") || name.starts_with("mtp.") || layer_of(name) >= num_layers)
-      names.push_back(name);
-  }
-  return names;
-}
-
+/// How many of those layers a folder has under the family's names.
 int64_t count_prediction_layers(const Family& family, int64_t num_layers,
                                 const HfTensors& tensors) {
   if (family.predictions == PredictionNames::kApart)
@@ -46,6 +36,17 @@ int64_t count_prediction_layers(const Family& family, int64_t num_layers,
          tensors.find(layer_name(num_layers + count, "eh_proj.weight")) != nullptr)
     ++count;
   return count;
+}
+
+}  // namespace
+
+std::vector<std::string> find_prediction_tensors(const HfTensors& tensors, int64_t num_layers) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors.all()) {
+    if (name.starts_with("model.mtp_") || name.starts_with("mtp.") || layer_of(name) >= num_layers)
+      names.push_back(name);
+  }
+  return names;
 }
 
 void take_predictions(ImportedConfig& config, const HfTensors& tensors) {

@@ -15,9 +15,6 @@ namespace tessera {
 /// behind the last one, and those named so.
 std::vector<std::string> find_prediction_tensors(const HfTensors& tensors, int64_t num_layers);
 
-/// How many of those layers a folder has that `family` can say; 0 where the family cannot.
-int64_t count_prediction_layers(const Family& family, int64_t num_layers, const HfTensors& tensors);
-
 /// Gives the model of a configuration the layers that the folder has. Says so in a note.
 void take_predictions(ImportedConfig& config, const HfTensors& tensors);
 
