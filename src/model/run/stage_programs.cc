@@ -116,9 +116,11 @@ void check_plain(const StagePrograms& stage) {
   check_plain(stage.shape.products, weights);
 }
 
+/// Of what may be offloaded.
 std::set<std::string> names_kept(const Executable& forward) {
   std::set<std::string> names;
   for (ValueId id = 0; id < forward.program().num_values(); ++id) {
+    if (!may_wait_elsewhere(forward.program().type(id))) continue;
     const Storage storage = forward.plan().values[id].storage;
     if (storage == Storage::kSaved || storage == Storage::kOffloaded)
       names.insert(forward.program().value(id).name);

@@ -64,12 +64,14 @@ TEST_F(ActivatedProductCuda, RandomCases) {
   }
 }
 
+// Of experts of one size, few rows have a kernel of their own (launch_few_rows), which sums in
+// another order.
 TEST_F(ActivatedProductCuda, TinyOnTensorCores) {
-  check({{72, 72, 72}, {33, 0, 1}, 136, 3}, 300);
+  check({{72, 64, 72}, {33, 0, 1}, 136, 3}, 300);
 }
 
 TEST_F(ActivatedProductCuda, TinyGathered) {
-  check({{72, 72, 72}, {33, 0, 1}, 136, 3, Activation::kSwiGLU, true, 2}, 301);
+  check({{72, 64, 72}, {33, 0, 1}, 136, 3, Activation::kSwiGLU, true, 2}, 301);
 }
 
 }  // namespace

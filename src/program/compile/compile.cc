@@ -268,6 +268,7 @@ std::vector<ValueId> choose_offloaded(const Compiled& programs,
   std::vector<ValueId> chosen;
   const bool all = std::ranges::find(names, "all") != names.end();
   for (const ValueId id : programs.saved) {
+    if (!may_wait_elsewhere(programs.forward.type(id))) continue;
     const std::string& name = programs.forward.value(id).name;
     if (all || std::ranges::find(names, name) != names.end()) chosen.push_back(id);
   }
@@ -289,6 +290,10 @@ void check_options(Goal goal, const CompileOptions& options) {
 
 std::string_view goal_name(Goal goal) {
   return goal == Goal::kTrain ? "train" : "infer";
+}
+
+bool may_wait_elsewhere(const ValueType& type) {
+  return type.dtype != DType::kI64;
 }
 
 std::span<const Pass> compile_passes() {

@@ -33,9 +33,13 @@ struct CompileOptions {
   /// gradients of what is not rounded.
   std::optional<OperandRounding> rounding = std::nullopt;
   /// Saved values of these names, or with "all" every one, get a slab of their own, so that they
-  /// can wait elsewhere until they are read. Other names are ignored.
+  /// can wait elsewhere until they are read. Other names are ignored, and what may not wait there.
   std::vector<std::string> offload = {};
 };
+
+/// Whether a saved value may be brought elsewhere and back. Numbers of rows are few bytes and stay:
+/// the host may know them by where they lie (ops/cuda/host_counts.h).
+bool may_wait_elsewhere(const ValueType& type);
 
 /// The size of one program, planned as it is.
 struct ProgramFigures {

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include "ops/add/add.h"
+#include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
+#include "ops/permute/permute.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/rmsnorm/rmsnorm.h"
+#include "ops/route_map/route_map.h"
 #include "ops/testing/shadow_backend.h"
 #include "program/compile/print.h"
 #include "program/dependencies.h"
@@ -15,8 +18,10 @@
 namespace tessera {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// x → norm → linear → + x.
 struct Block {
@@ -146,6 +151,32 @@ moe_layer (train)                                      forward                  
   as built                          31         0 B       4 KiB       -           -           -
   differentiate                     31       2 KiB       4 KiB      52         0 B       8 KiB  derives
 )");
+}
+
+/// Tokens of 4 experts and their product, which reads where each expert's rows begin.
+TEST(Compile, NumbersOfRowsStayWhateverIsOffloaded) {
+  Program program("experts");
+  const ValueId x = program.add_input("x", {DType::kF32, {6, 8}});
+  const ValueId idx = program.add_input("idx", {DType::kI32, {6, 2}});
+  const ValueId weight = program.add_weight("weight", {DType::kF32, {16, 8}});
+  const auto map = program.add(make_route_map({.num_experts = 4, .top_k = 2}), {idx},
+                               {"row_of", "source", "offsets"});
+  const ValueId rows = program.add1(
+      make_permute(), {x, map[RouteMapOutput::kSourceR], map[RouteMapOutput::kRowOfTK]}, "rows");
+  const ValueId offsets = map[RouteMapOutput::kOffsets];
+  const ValueId out =
+      program.add1(make_grouped_matmul({.group_sizes = {4, 4, 4, 4}, .side = GroupedSide::kOut}),
+                   {rows, weight, offsets}, "out");
+  program.set_outputs({out});
+  for (const std::string name : {"all", "offsets"}) {
+    CompileOptions options;
+    options.gradients = {{out}, {x}};
+    options.offload = {name};
+    const Compiled compiled = compile(program, Goal::kTrain, options, Backend(make_cpu_kernels()));
+    EXPECT_THAT(compiled.saved, Contains(offsets));
+    EXPECT_THAT(compiled.offloaded, Not(Contains(offsets)));
+    EXPECT_EQ(compiled.offloaded.empty(), name == "offsets");
+  }
 }
 
 TEST(Compile, RefusesOptionsOfAnotherGoal) {
