@@ -2,15 +2,16 @@
 """Trains one model on a text in several ways and compares their validation losses.
 
   bench/loss_gaps.py FAMILY build/tessera --data.text=text.txt --train.steps=2000 [option of `tessera train`...]
-                     [--seeds 2] [--jobs 1] [--only NAME,...] [--json FILE]
+                     [--seeds 2] [--first-seed 1] [--jobs 1] [--only NAME,...] [--json FILE]
 
 FAMILY is "state", ways of keeping gradients and the optimizer's state beside F32 state, or "precision", recipes of rounding what
 products read beside BF16. Each way starts from the same seeds and sees the same tokens. Prints, by way, the mean validation loss at
 the end, its gap to the first way with the standard error over the seeds, and the time of a step; for state also the bytes for an
 element of a BF16 weight (scales and gradients apart). Ways that differ by single roundings ("remainder", "rounding elsewhere") show
 what chance alone makes of a gap. Runs go on at a time (--jobs), all ways of the first seed before those of the second; then steps take
-longer. --json is written after every run, so that it also has the results of a measurement that is stopped. docs/log.md and
-docs/evidence/precision.md say what was measured.
+longer. The first run has the text to itself, to make tokens of it. --json is written after every run, so that it also has the results of
+a measurement that is stopped; --first-seed goes on where it was. docs/log.md, docs/evidence/precision.md and docs/evidence/state.md say
+what was measured.
 """
 import argparse
 import concurrent.futures
@@ -82,22 +83,25 @@ def measure(arguments, options):
     ways = FAMILIES[arguments.family]
     first = next(iter(ways))
     chosen = [name for name in ways if not arguments.only or name == first or name in arguments.only.split(",")]
-    seeds = range(1, arguments.seeds + 1)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     results = {name: {"bytes": ways[name][0], "losses": {}, "step_seconds": []} for name in chosen}
+    runs = [(name, seed) for seed in seeds for name in chosen]
+
+    def run(name, seed):
+        try:
+            loss, step_seconds = train_seed(arguments.program, [*options, *ways[name][1]], seed)
+        except RuntimeError as error:
+            print(f"{name}, seed {seed}: {error}", file=sys.stderr, flush=True)
+            return
+        results[name]["losses"][seed] = loss
+        results[name]["step_seconds"].append(step_seconds)
+        if arguments.json:
+            pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1))
+
+    run(*runs[0])
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        runs = {pool.submit(train_seed, arguments.program, [*options, *ways[name][1]], seed): (name, seed)
-                for seed in seeds for name in chosen}
-        for run in concurrent.futures.as_completed(runs):
-            name, seed = runs[run]
-            try:
-                loss, seconds = run.result()
-            except RuntimeError as error:
-                print(f"{name}, seed {seed}: {error}", file=sys.stderr, flush=True)
-                continue
-            results[name]["losses"][seed] = loss
-            results[name]["step_seconds"].append(seconds)
-            if arguments.json:
-                pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1))
+        for done in [pool.submit(run, *which) for which in runs[1:]]:
+            done.result()
     for name in chosen:
         print_row(name, results[name], results[first]["losses"])
     return all(len(result["losses"]) == len(seeds) for result in results.values())
@@ -119,6 +123,7 @@ def main():
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("program")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only")
     parser.add_argument("--json")
