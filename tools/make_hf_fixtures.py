@@ -184,6 +184,17 @@ CASES = {
         SMALL, **EXPERTS, num_hidden_layers=3, norm_eps=1e-3, num_experts=4, num_dense_layers=0, use_expert_bias=False,
         norm_topk_prob=False, conv_bias=True, conv_L_cache=4, head_dim=12, tie_word_embeddings=False,
         layer_types=["full_attention", "conv", "full_attention"])),
+    "llama4": ("Llama4", dict(
+        {**SMALL, "intermediate_size": 16}, num_hidden_layers=4, head_dim=12, rms_norm_eps=1e-3, intermediate_size_mlp=40,
+        num_local_experts=4, num_experts_per_tok=1, moe_layers=[1, 2], no_rope_layers=[1, 0, 1, 1], attention_chunk_size=7,
+        floor_scale=4, attn_scale=0.4,
+        rope_parameters=dict(rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=32))),
+    "llama4_top2": ("Llama4", dict(
+        {**SMALL, "intermediate_size": 16}, num_hidden_layers=4, head_dim=8, intermediate_size_mlp=24, num_local_experts=6,
+        num_experts_per_tok=2, interleave_moe_layer_step=2, attention_chunk_size=8, use_qk_norm=False,
+        attn_temperature_tuning=False, attention_bias=True, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",

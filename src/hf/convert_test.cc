@@ -207,6 +207,27 @@ TEST_F(Refusal, OfAModelWithEncodersTheTextPartIsTaken) {
               HasSubstr("twice"));
 }
 
+/// As Llama 4 is published: all of the text's tensors below another name.
+TEST_F(Refusal, OfLlama4WithEncodersTheTextPartIsTaken) {
+  const std::string fixture = "llama4";
+  const LooseTensors plain = read_loose(hf_fixture(fixture));
+  LooseTensors whole;
+  for (const auto& [name, tensor] : plain) whole["language_model." + name] = tensor;
+  whole["vision_model.class_embedding"] = plain.begin()->second;
+  whole["multi_modal_projector.linear_1.weight"] = plain.begin()->second;
+  write_model(scratch_ / "whole", fixture, whole);
+  nlohmann::json text =
+      nlohmann::json::parse(read_text_file(scratch_ / "whole" / "config.json", int64_t{1} << 20));
+  text.erase("architectures");
+  write_file_synced(scratch_ / "whole" / "config.json",
+                    nlohmann::json{{"model_type", "llama4"}, {"text_config", text}}.dump());
+  const ConvertReport report = import_plain(scratch_ / "whole", scratch_ / "imported");
+  EXPECT_THAT(fmt::format("{}", fmt::join(report.notes, "\n")), HasSubstr("2 tensors of encoders"));
+  const ImportedConfig read = read_hf_config(hf_fixture(fixture));
+  export_plain(scratch_ / "imported", scratch_ / "exported", read.model, DType::kF32);
+  EXPECT_EQ(read_loose(scratch_ / "exported"), plain);
+}
+
 TEST_F(Refusal, ListsMissingLeftOverAndMisshapenTensors) {
   const std::string error = import_changed([](LooseTensors& tensors) {
     tensors.erase("model.layers.1.block_sparse_moe.experts.3.w2.weight");

@@ -39,13 +39,14 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.folder.filename().string() << " " << c.path.name;
 }
 
-/// Blocks must divide the experts' inner size, and dense models have one path, as has a folder that
+/// Blocks must divide the experts' inner size, and there are none where probabilities multiply
+/// inputs, wherever they would be applied else; dense models have one path, as has a folder that
 /// cannot be read, whose test then fails.
 bool applies(const Path& path, const fs::path& folder) {
   if (path.name == kPaths[0].name) return true;
   try {
     const ModelConfig model = read_hf_config(folder).model;
-    if (model.num_moe_layers() == 0) return false;
+    if (model.num_moe_layers() == 0 || model.moe.probs_on_input) return false;
     return path.name != kPaths[2].name || model.moe.inner_size % 8 == 0;
   } catch (const UserError&) {
     return false;

@@ -40,10 +40,12 @@ std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
 }
 
 /// Of a model with encoders of images, these.
-std::vector<std::string> find_encoders(const HfTensors& tensors) {
+std::vector<std::string> find_encoders(const HfTensors& tensors, const Family& family) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : tensors.all()) {
-    if (name.starts_with("model.visual.")) names.push_back(name);
+    const bool is_encoder = std::ranges::any_of(
+        family.encoders, [&](std::string_view prefix) { return name.starts_with(prefix); });
+    if (is_encoder) names.push_back(name);
   }
   return names;
 }
@@ -72,7 +74,7 @@ std::vector<std::string> find_ignored(const ImportRequest& request, Import& work
   }
   ignored.insert(ignored.end(), mtp.begin(), mtp.end());
   if (work.config.of_whole) {
-    const auto encoders = find_encoders(work.tensors);
+    const auto encoders = find_encoders(work.tensors, *work.config.family);
     work.notes.push_back(
         fmt::format("the model of text is taken; {} tensors of encoders of images are left out",
                     encoders.size()));
@@ -178,10 +180,11 @@ Import prepare(const ImportRequest& request) {
               .map = {},
               .record = {},
               .notes = {}};
-  if (work.config.of_whole) work.tensors.name_as_text_model();
+  const Family& family = *work.config.family;
+  if (work.config.of_whole) work.tensors.name_as_text_model(family.whole_prefix, family.whole_part);
   if (!request.drop_mtp) take_predictions(work.config, work.tensors);
   work.notes = work.config.notes;
-  const HfLayout layout = detect_layout(*work.config.family, work.config.model, work.tensors);
+  const HfLayout layout = detect_layout(family, work.config.model, work.tensors);
   check_plausible(work, layout);
   const auto ignored = find_ignored(request, work);
   ModelConfig& model = work.config.model;

@@ -7,6 +7,7 @@
 #include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/quantize/quantize.h"
+#include "ops/rmsnorm/rmsnorm.h"
 #include "ops/round_values/round_values.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
@@ -146,7 +147,7 @@ ShardStatesOf rmsnorm(const AxisCall& call) {
   return follow(call, norms_heads(call) ? "x:tn w:D -> y:tn r:tn" : "x:tH w:H -> y:tH r:t");
 }
 
-ShardStatesOf rmsnorm_backward(const AxisCall& call) {
+ShardStatesOf both_rmsnorm_grads(const AxisCall& call) {
   if (norms_own_head(call)) {
     if (!call.inputs[2].is(Kind::kVarying)) fault("statistics are not those of the ranks' heads");
     std::vector<ShardState> rows(call.inputs.begin(), call.inputs.end());
@@ -155,6 +156,12 @@ ShardStatesOf rmsnorm_backward(const AxisCall& call) {
   }
   return follow(call, norms_heads(call) ? "x:tn w:D r:tn g:tn a:tn -> dx:tn=g+a dw:D=g"
                                         : "x:tH w:H r:t g:tH a:tH -> dx:tH=g+a dw:H=g");
+}
+
+ShardStatesOf rmsnorm_backward(const AxisCall& call) {
+  ShardStatesOf states = both_rmsnorm_grads(call);
+  if (states && dynamic_cast<const RmsNormBackward&>(call.op).constant()) states->resize(1);
+  return states;
 }
 
 /// Each of the ranks that hold the same heads counts them (build_spread_norm): what they have is a
@@ -178,19 +185,29 @@ ShardStatesOf rope(const AxisCall& call) {
                 call.inputs.size() == 3 ? "x:tn z:tm p:t -> y:tn=x w:tm=z" : "x:tn p:t -> y:tn=x");
 }
 
+const GateSpec& gate_spec(const AxisCall& call) {
+  const auto* forward = dynamic_cast<const SigmoidGate*>(&call.op);
+  return forward != nullptr ? forward->spec()
+                            : dynamic_cast<const SigmoidGateBackward&>(call.op).spec();
+}
+
+/// Whether rows are multiplied by factors.
+bool weighs_rows(const AxisCall& call) {
+  return gate_spec(call).function == GateFunction::kIdentity;
+}
+
 /// Whether each element or head has a gate, not each row.
 bool gates_elements(const AxisCall& call) {
-  const auto* forward = dynamic_cast<const SigmoidGate*>(&call.op);
-  const auto* backward = dynamic_cast<const SigmoidGateBackward*>(&call.op);
-  const bool of_heads = forward != nullptr ? forward->spec().of_heads : backward->spec().of_heads;
-  return of_heads || call.types[1].shape == call.types[0].shape;
+  return gate_spec(call).of_heads || call.types[1].shape == call.types[0].shape;
 }
 
 ShardStatesOf sigmoid_gate(const AxisCall& call) {
+  if (weighs_rows(call)) return follow(call, "y:t^n l:t^ -> z:t^n=yl");
   return follow(call, gates_elements(call) ? "y:tn l:tn -> z:tn=y" : "y:tH l:tO -> z:tH=y");
 }
 
 ShardStatesOf sigmoid_gate_backward(const AxisCall& call) {
+  if (weighs_rows(call)) return follow(call, "y:t^n l:t^ g:t^n -> dy:t^n=gl dl:t^=gy");
   return follow(call, gates_elements(call) ? "y:tn l:tn g:tn -> dy:tn=g dl:tn=g"
                                            : "y:tH l:tO g:tH -> dy:tH=g dl:tO=g");
 }

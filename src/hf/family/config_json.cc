@@ -65,7 +65,8 @@ constexpr std::string_view kCommonFixed =
 constexpr std::array kWholeKeys = {
     "text_config",           "vision_config",       "image_token_id",      "video_token_id",
     "vision_start_token_id", "vision_end_token_id", "tie_word_embeddings", "quantization_config",
-    "pad_token_id",          "initializer_range"};
+    "pad_token_id",          "initializer_range",   "boi_token_index",     "eoi_token_index",
+    "image_token_index"};
 
 constexpr std::array kExpertCountKeys = {"num_experts", "num_local_experts", "n_routed_experts"};
 

@@ -25,12 +25,16 @@ enum class WindowRule {
   kListed,       ///< by `layer_types`; without it, none
   kFiveOfSix,    ///< by `layer_types`; without it, all but the first and every sixth
   kAllButEvery,  ///< by `layer_types`; without it, all but every `sliding_window_pattern`-th
+  /// Llama 4: chunks, in the layers that `no_rope_layers` says are rotated; without it, all but
+  /// every `no_rope_layer_interval`-th
+  kChunksOfRotated,
 };
 
 /// How layers with a sliding window and those without are rotated.
 enum class RopeRule {
   kAlike,
   kWindowsAlone,  ///< EXAONE: where there is a `sliding_window`, layers without it are not
+  kChunksAlone,   ///< Llama 4: layers with chunks are, the others are not
   kByLayerType,   ///< by an entry of `rope_parameters` for each type of layer
 };
 
@@ -40,6 +44,7 @@ enum class RouterRule {
   kGroupMax,       ///< DeepSeek-V2: by `topk_method`, never normalized
   kBiasedSigmoid,  ///< DeepSeek-V3: sigmoid, correction bias, groups by their two best
   kBiasedSoftmax,  ///< ERNIE 4.5: a softmax's with a correction bias, always normalized
+  kInputSigmoid,   ///< Llama 4: a sigmoid of the chosen logits, a factor of what experts read
 };
 
 /// How the tensors of experts lie.
@@ -51,6 +56,7 @@ enum class ExpertTensors {
   /// Granite: all of a layer in "input_linear" [E, gates and others, inputs] and "output_linear";
   /// so is the shared expert, which stands beside the MoE layer
   kLinears,
+  kInputsFirst,  ///< Llama 4: all of a layer in one [E, inputs, outputs], gates before the others
 };
 
 /// How a configuration says which layers have Mamba-2, and its sizes.
@@ -75,8 +81,13 @@ struct Family {
   std::string_view model_type;
   std::string_view architecture;
   /// A model type, and its architecture, whose files hold this model beside encoders of images: its
-  /// configuration is their `text_config`, its tensors are below `model.language_model`.
+  /// configuration is their `text_config`, names of its tensors begin with `whole_prefix`, where
+  /// this model's begin with `whole_part`.
   std::array<std::string_view, 2> whole = {};
+  std::string_view whole_prefix = "model.language_model.";
+  std::string_view whole_part = "model.";
+  /// What names of its encoders' tensors begin with.
+  std::array<std::string_view, 2> encoders = {"model.visual.", "model.visual."};
   /// A JSON object of the keys that the family reads, with transformers' defaults.
   std::string_view defaults;
   /// A JSON object of keys that may only have these values, or one of those in {"any": [...]}.

@@ -95,14 +95,13 @@ void HfTensors::open_shards(const fs::path& index) {
           list_names(unlisted));
 }
 
-void HfTensors::name_as_text_model() {
-  constexpr std::string_view kPrefix = "model.language_model.";
+void HfTensors::name_as_text_model(std::string_view prefix, std::string_view part) {
   std::map<std::string, HfTensor, std::less<>> renamed;
   for (const auto& [name, tensor] : tensors_) {
     const std::string to =
-        name.starts_with(kPrefix) ? "model." + name.substr(kPrefix.size()) : name;
+        name.starts_with(prefix) ? fmt::format("{}{}", part, name.substr(prefix.size())) : name;
     require(renamed.emplace(to, tensor).second, "{} has {} twice, once below {}", path_.string(),
-            quote_for_message(to), kPrefix);
+            quote_for_message(to), prefix);
   }
   tensors_ = std::move(renamed);
 }

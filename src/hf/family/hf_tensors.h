@@ -25,8 +25,9 @@ class HfTensors {
  public:
   explicit HfTensors(const std::filesystem::path& path);
 
-  /// Takes tensors below `model.language_model` for those of a model of text alone, by its names.
-  void name_as_text_model();
+  /// Takes tensors whose names begin with `prefix` for those of a model of text alone, whose names
+  /// begin with `part` instead.
+  void name_as_text_model(std::string_view prefix, std::string_view part);
 
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, HfTensor, std::less<>>& all() const { return tensors_; }

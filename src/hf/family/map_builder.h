@@ -89,7 +89,8 @@ class MapBuilder {
   void link_down(size_t hf, int64_t hf_begin, int64_t expert);
   void add_expert(const std::string& hf, int64_t expert);
   void add_fused_experts(const std::string& gate_up, const std::string& down_name);
-  void add_alternating_experts(const std::string& hf);
+  /// Of tensors [E, inputs, outputs].
+  void add_turned_experts(const std::string& hf);
 
   const Family& family_;
   const ModelConfig& model_;

@@ -30,8 +30,9 @@ void MapBuilder::add_moe() {
   const bool optional = family_.has_key("use_expert_bias");
   if (family_.has_correction_bias() && (!optional || moe.has_expert_bias()))
     add_correction_bias(hf);
-  if (family_.expert_tensors == ExpertTensors::kAlternating) {
-    add_alternating_experts(hf + "experts.");
+  if (family_.expert_tensors == ExpertTensors::kAlternating ||
+      family_.expert_tensors == ExpertTensors::kInputsFirst) {
+    add_turned_experts(hf + "experts.");
   } else if (family_.expert_tensors == ExpertTensors::kLinears) {
     add_fused_experts(hf + "input_linear.weight", hf + "output_linear.weight");
     add_linears(moe.shared_inner_size, "moe.shared.");
@@ -110,7 +111,8 @@ void MapBuilder::add_fused_experts(const std::string& gate_up, const std::string
   for (int64_t e = 0; e < count; ++e) link_down(down, e * hidden * inner_size, e);
 }
 
-void MapBuilder::add_alternating_experts(const std::string& hf) {
+void MapBuilder::add_turned_experts(const std::string& hf) {
+  const bool alternating = family_.expert_tensors == ExpertTensors::kAlternating;
   const int64_t count = model_.moe.num_experts;
   const int64_t inner_size = model_.moe.inner_size;
   const int64_t hidden = model_.hidden_size;
@@ -125,14 +127,15 @@ void MapBuilder::add_alternating_experts(const std::string& hf) {
                           .rows = 2 * inner_size,
                           .cols = hidden,
                           .transposed = true,
-                          .alternating = true});
+                          .alternating = alternating});
   }
+  link(hf + "down_proj", {count, inner_size, hidden}, own_name + "down.weight");
+  if (!model_.moe.mlp_bias) return;
   map_.links.push_back({.hf = add_hf(hf + "gate_up_proj_bias", {count, 2 * inner_size}),
                         .own = own(own_name + "gate_up.bias"),
                         .rows = count,
                         .cols = 2 * inner_size,
-                        .alternating = true});
-  link(hf + "down_proj", {count, inner_size, hidden}, own_name + "down.weight");
+                        .alternating = alternating});
   link(hf + "down_proj_bias", {count, hidden}, own_name + "down.bias");
 }
 

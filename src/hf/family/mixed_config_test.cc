@@ -155,10 +155,66 @@ TEST(MixedConfig, ConvolutionsStandWhereLayerTypesSay) {
   EXPECT_THAT(error_of(config), HasSubstr("only silu"));
 }
 
+TEST(MixedConfig, Llamas4ChunksStandWhereItRotates) {
+  json config = fixture_json("llama4");
+  const ModelConfig model = parse(config);
+  EXPECT_EQ(model.window, 7);
+  EXPECT_EQ(model.window_kind, WindowKind::kChunked);
+  EXPECT_THAT(model.window_layers, ElementsAre(0, 2, 3));
+  EXPECT_EQ(model.rope.fraction, 0);
+  EXPECT_EQ(model.window_rope.base, 500);
+  EXPECT_TRUE(model.window_rope.interleaved);
+  EXPECT_EQ(model.temperature_scale, 0.4);
+  EXPECT_EQ(model.temperature_length, 4);
+  EXPECT_EQ(model.qk_norm, QkNorm::kL2);
+  EXPECT_EQ(model.moe.first_dense_layers, 1);
+  EXPECT_THAT(model.moe.dense_layers, ElementsAre(3));
+  EXPECT_EQ(model.inner_size, 40);
+  EXPECT_EQ(model.moe.shared_inner_size, 16);
+  EXPECT_TRUE(model.moe.probs_on_input);
+  config["layer_types"][1] = "chunked_attention";
+  EXPECT_THAT(error_of(config), HasSubstr("'layer_types' must be chunked_attention in the layers"));
+  config.erase("layer_types");
+  config["no_rope_layers"] = {1, 0, 1};
+  EXPECT_THAT(error_of(config), HasSubstr("a number for each of the 4 layers"));
+  config["no_rope_layers"] = json::array();
+  EXPECT_THAT(parse(config).window_layers, ElementsAre(0, 1, 2)) << "all but every fourth";
+  config["no_rope_layers"] = {1, 1, 1, 1};
+  EXPECT_EQ(parse(config).rope.base, 500);
+  EXPECT_EQ(parse(config).temperature_scale, 0) << "all layers are rotated";
+  EXPECT_THAT(inexpressible(find_family("llama4_text"), parse(config)), IsEmpty());
+  config["no_rope_layers"] = {0, 0, 0, 0};
+  EXPECT_EQ(parse(config).window, 0);
+  EXPECT_EQ(parse(config).rotary_dim(), 0);
+  EXPECT_THAT(inexpressible(find_family("llama4_text"), parse(config)), IsEmpty());
+  config = fixture_json("llama4");
+  config["attention_chunk_size"] = nullptr;
+  EXPECT_THAT(error_of(config), HasSubstr("'attention_chunk_size' must be an integer"))
+      << "transformers fails there too";
+  config = fixture_json("llama4");
+  config["moe_layers"] = nullptr;
+  config["interleave_moe_layer_step"] = 2;
+  EXPECT_EQ(parse(config).moe.first_dense_layers, 1);
+  EXPECT_THAT(parse(config).moe.dense_layers, ElementsAre(2));
+}
+
+TEST(MixedConfig, OfLlama4WithEncodersTheTextPartIsRead) {
+  json text = fixture_json("llama4");
+  text.erase("architectures");
+  const json whole = {{"model_type", "llama4"},
+                      {"architectures", {"Llama4ForConditionalGeneration"}},
+                      {"boi_token_index", 60},
+                      {"vision_config", {{"hidden_size", 27}}},
+                      {"text_config", text}};
+  const ImportedConfig imported = parse_hf_config(whole.dump(), "config.json");
+  EXPECT_TRUE(imported.of_whole);
+  EXPECT_THAT(find_differences(imported.model, parse(fixture_json("llama4"))), IsEmpty());
+}
+
 /// A model says in some family's words what it is, or is refused by name.
 TEST(MixedConfig, ModelsOfMixedLayersFindTheirFamilies) {
   for (const char* name : {"exaone_moe", "mellum", "lfm2_moe", "lfm2_moe_biases", "mimo_v2_flash",
-                           "laguna", "laguna_elements"}) {
+                           "laguna", "laguna_elements", "llama4", "llama4_top2"}) {
     SCOPED_TRACE(name);
     const ImportedConfig imported = parse_hf_config(fixture_json(name).dump(), "config.json");
     EXPECT_THAT(inexpressible(*imported.family, imported.model), IsEmpty());

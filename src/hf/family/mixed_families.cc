@@ -235,9 +235,41 @@ constexpr Family kLaguna = {
     .gate_name = "g_proj",
 };
 
+constexpr Family kLlama4 = {
+    .model_type = "llama4_text",
+    .architecture = "Llama4ForCausalLM",
+    .whole = {"llama4", "Llama4ForConditionalGeneration"},
+    .whole_prefix = "language_model.",
+    .whole_part = "",
+    .encoders = {"vision_model.", "multi_modal_projector."},
+    .defaults = R"({"vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "attention_bias": false,
+        "num_local_experts": 16, "num_experts_per_tok": 1, "moe_layers": null,
+        "interleave_moe_layer_step": 1, "use_qk_norm": true, "no_rope_layers": null,
+        "no_rope_layer_interval": 4, "attention_chunk_size": 8192, "layer_types": null,
+        "attn_temperature_tuning": true, "floor_scale": 8192, "attn_scale": 0.1})",
+    // transformers computes no balancing loss here, whatever its keys say.
+    .unused = R"(["output_router_logits", "router_aux_loss_coef", "for_llm_compressor"])",
+    .interleaved = true,
+    .qk_norm = QkNorm::kL2,
+    .norm_after_rotation = true,
+    .output_bias = true,
+    .one_shared = true,
+    .window = WindowRule::kChunksOfRotated,
+    .rope = RopeRule::kChunksAlone,
+    .router = RouterRule::kInputSigmoid,
+    .expert_tensors = ExpertTensors::kInputsFirst,
+    .moe_name = "feed_forward",
+    .router_name = "router",
+    .shared_name = "shared_expert",
+    .dense_name = "feed_forward",
+};
+
 constexpr std::array kMixedFamilies = {kQwen3Next,   kQwen35,    kQwen35Moe, kGraniteMoeHybrid,
                                        kNemotronH,   kExaoneMoe, kMellum,    kLfm2Moe,
-                                       kMimoV2Flash, kLaguna};
+                                       kMimoV2Flash, kLaguna,    kLlama4};
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 #include "hf/family/moe_json.h"
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/config/strict_json.h"
 #include "core/error.h"
@@ -59,11 +60,26 @@ void read_moe_range(const ConfigJson& config, ModelConfig& model) {
   });
 }
 
+/// Llama 4's rule: layers of a list, else every n-th.
+void read_listed_experts(const ConfigJson& config, ModelConfig& model) {
+  const int64_t step = config.bounded("interleave_moe_layer_step", 1, kMaxLayers);
+  const json& list = config.value("moe_layers");
+  require(list.is_null() || list.is_array(), "{}: 'moe_layers' must be a list or null, found {}",
+          config.where(), quote_for_message(list.dump()));
+  std::set<int64_t> layers;
+  for (const json& layer : list)
+    layers.insert(json_size(layer, "a layer of moe_layers", config.where()));
+  set_dense_layers(model, [&](int64_t layer) {
+    return list.is_null() ? (layer + 1) % step != 0 : !layers.contains(layer);
+  });
+}
+
 void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
   const Family& family = config.family();
   MoeConfig& moe = model.moe;
   if (family.has_key("mlp_layer_types")) return read_mlp_types(config, model);
   if (family.has_key("moe_layer_start_index")) return read_moe_range(config, model);
+  if (family.has_key("moe_layers")) return read_listed_experts(config, model);
   if (family.has_key("first_k_dense_replace")) {
     moe.first_dense_layers = config.bounded("first_k_dense_replace", 0, kMaxLayers);
   }
@@ -111,6 +127,11 @@ void read_router(const ConfigJson& config, MoeConfig& moe, std::vector<std::stri
   if (family.router == RouterRule::kGroupMax) read_group_max(config, moe, notes);
   moe.expert_bias = family.has_correction_bias() &&
                     (!family.has_key("use_expert_bias") || config.flag("use_expert_bias"));
+  if (family.router == RouterRule::kInputSigmoid) {
+    moe.score = ScoreFunction::kSigmoid;
+    moe.normalize_top_k = false;
+    moe.probs_on_input = true;
+  }
   if (family.router == RouterRule::kBiasedSigmoid) {
     moe.score = ScoreFunction::kSigmoid;
     moe.group_score = GroupScore::kTopTwoSum;

@@ -95,7 +95,9 @@ void read_shape(const ConfigJson& config, ModelConfig& model) {
                          ? count_mamba_layers(config)
                          : config.bounded("num_hidden_layers", 1, kMaxLayers);
   model.num_heads = config.bounded("num_attention_heads", 1, kMaxHeads);
-  model.inner_size = config.bounded("intermediate_size", 1, kMaxWidth);
+  const bool own_dense = config.family().has_key("intermediate_size_mlp");
+  model.inner_size =
+      config.bounded(own_dense ? "intermediate_size_mlp" : "intermediate_size", 1, kMaxWidth);
   model.activation = read_activation(config);
   model.norm_eps = config.positive("rms_norm_eps");
   require(model.norm_eps <= 1, "{}: 'rms_norm_eps' must be at most 1, found {}", config.where(),
@@ -121,7 +123,11 @@ void read_heads(const ConfigJson& config, ModelConfig& model) {
   }
   model.qk_norm = family.qk_norm;
   model.norm_after_rotation = family.norm_after_rotation;
-  if (family.has_key("use_qk_norm") && config.flag("use_qk_norm")) model.qk_norm = QkNorm::kHead;
+  if (family.has_key("use_qk_norm")) {
+    const QkNorm used = family.qk_norm == QkNorm::kNone ? QkNorm::kHead : family.qk_norm;
+    model.qk_norm = config.flag("use_qk_norm") ? used : QkNorm::kNone;
+    model.norm_after_rotation &= model.qk_norm != QkNorm::kNone;
+  }
 }
 
 /// transformers derives these from the sizes of the heads' parts and reads them nowhere else.
@@ -228,6 +234,7 @@ ImportedConfig parse_hf_config(std::string_view given, const std::string& where)
   read_delta(config, model);
   read_conv(config, model);
   read_rope(config, model);
+  read_temperatures(config, model);
   if (imported.family->is_moe()) read_moe(config, model, imported.notes);
   read_mamba(config, model);
   check_olmoe_heads(config, model);

@@ -297,8 +297,9 @@ void read_rope(const ConfigJson& config, ModelConfig& model) {
     return;
   }
   const RopeConfig rope = read_one(config, rope_object(config));
-  const bool in_windows =
-      config.family().rope == RopeRule::kWindowsAlone && !config.is_null("sliding_window");
+  const RopeRule rule = config.family().rope;
+  const bool in_windows = rule == RopeRule::kChunksAlone ||
+                          (rule == RopeRule::kWindowsAlone && !config.is_null("sliding_window"));
   set_ropes(model, rope, in_windows ? RopeConfig{.fraction = 0} : rope);
 }
 

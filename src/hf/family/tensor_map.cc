@@ -142,7 +142,7 @@ void MapBuilder::add_attention() {
   if (layer_.attention_sinks)
     link_vector(fmt::format("{}self_attn.{}", hf_, family_.sinks_name), layer_.num_heads,
                 own_ + "attn.sinks");
-  if (layer_.qk_norm == QkNorm::kNone) return;
+  if (layer_.qk_norm == QkNorm::kNone || layer_.qk_norm == QkNorm::kL2) return;
   const bool all = layer_.qk_norm == QkNorm::kAll;
   const auto& [query_norm, key_norm] = family_.norm_names;
   link_norm(fmt::format("{}self_attn.{}.weight", hf_, query_norm),

@@ -51,6 +51,37 @@ void set_window(ModelConfig& model, int64_t window, std::vector<int64_t> layers)
   if (std::cmp_less(layers.size(), model.num_layers)) model.window_layers = std::move(layers);
 }
 
+/// Layers that are rotated by Llama 4's rule.
+std::vector<int64_t> read_rotated_layers(const ConfigJson& config, int64_t num_layers) {
+  constexpr const char* kKey = "no_rope_layers";
+  const int64_t interval = config.bounded("no_rope_layer_interval", 1, kMaxLayers);
+  const json& list = config.value(kKey);
+  require(list.is_null() || list.is_array(), "{}: '{}' must be a list or null, found {}",
+          config.where(), kKey, quote_for_message(list.dump()));
+  require(list.empty() || std::cmp_greater_equal(list.size(), num_layers),
+          "{}: '{}' must be a list of a number for each of the {} layers, empty or null",
+          config.where(), kKey, num_layers);
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < num_layers; ++i) {
+    if (list.empty() ? (i + 1) % interval != 0 : json_size(list[i], kKey, config.where()) != 0)
+      layers.push_back(i);
+  }
+  return layers;
+}
+
+/// Chunks in the layers that are rotated, which a list of types may only repeat.
+void read_chunks(const ConfigJson& config, ModelConfig& model) {
+  const int64_t chunk = config.bounded("attention_chunk_size", 1, kMaxLength);
+  std::vector<int64_t> layers = read_rotated_layers(config, model.num_layers);
+  require(config.is_null("layer_types") ||
+              read_layer_types(config, model.num_layers, "chunked_attention") == layers,
+          "{}: 'layer_types' must be chunked_attention in the layers with a rotation, as "
+          "'no_rope_layers' says, and full_attention in the others; nothing else is supported",
+          config.where());
+  if (!layers.empty()) model.window_kind = WindowKind::kChunked;
+  set_window(model, chunk, std::move(layers));
+}
+
 /// Numbers of heads by a list for all layers, which may depend on the window alone.
 void read_listed_heads(const ConfigJson& config, ModelConfig& model) {
   constexpr const char* kKey = "num_attention_heads_per_layer";
@@ -96,6 +127,7 @@ std::vector<int64_t> read_layer_types(const ConfigJson& config, int64_t num_laye
 void read_windows(const ConfigJson& config, ModelConfig& model) {
   const WindowRule rule = config.family().window;
   if (rule == WindowRule::kNone) return;
+  if (rule == WindowRule::kChunksOfRotated) return read_chunks(config, model);
   const bool switched =
       !config.family().has_key("use_sliding_window") || config.flag("use_sliding_window");
   const bool has_window = switched && !config.is_null("sliding_window");
@@ -113,6 +145,17 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
           config.family().has_key("use_sliding_window") ? "use_sliding_window and " : "");
   if (has_window)
     set_window(model, config.bounded("sliding_window", 1, kMaxLength), std::move(layers));
+}
+
+void read_temperatures(const ConfigJson& config, ModelConfig& model) {
+  if (!config.family().has_key("attn_temperature_tuning")) return;
+  if (!config.flag("attn_temperature_tuning")) return;
+  model.temperature_scale = config.number("attn_scale");
+  require(model.temperature_scale >= 0 && model.temperature_scale <= kMaxMultiplier,
+          "{}: 'attn_scale' is {}; it must be from 0 to {}", config.where(),
+          model.temperature_scale, kMaxMultiplier);
+  model.temperature_length = config.bounded("floor_scale", 1, kMaxLength);
+  if (!model.has_temperatures()) model.temperature_scale = 0;
 }
 
 void read_gating(const ConfigJson& config, ModelConfig& model) {

@@ -14,6 +14,10 @@ std::vector<int64_t> read_layer_types(const ConfigJson& config, int64_t num_laye
 /// Which layers have a sliding window, by the family's rule.
 void read_windows(const ConfigJson& config, ModelConfig& model);
 
+/// Llama 4's factors of queries in layers without a rotation. REQUIRES that windows and rotations
+/// are read.
+void read_temperatures(const ConfigJson& config, ModelConfig& model);
+
 /// Numbers of heads, and sinks, where layers with a window have their own.
 void read_window_heads(const ConfigJson& config, ModelConfig& model);
 

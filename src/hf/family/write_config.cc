@@ -74,6 +74,7 @@ void write_shape(ConfigWriter& config, const ModelConfig& model) {
   config.set("logits_scaling", model.logits_divisor);
   const bool one_size =
       config.family().is_moe() && !config.family().has_key("moe_intermediate_size");
+  config.set("intermediate_size_mlp", model.dense_inner_size());
   config.set("intermediate_size", one_size ? model.moe.inner_size : model.dense_inner_size());
 }
 
@@ -81,7 +82,10 @@ void write_attention(ConfigWriter& config, const ModelConfig& model) {
   config.set("attention_bias", model.qkv_bias);
   config.set("qkv_bias", model.qkv_bias);
   config.set("mlp_bias", model.mlp_bias);
-  config.set("use_qk_norm", model.qk_norm == QkNorm::kHead);
+  config.set("use_qk_norm", model.qk_norm == QkNorm::kHead || model.qk_norm == QkNorm::kL2);
+  config.set("attn_temperature_tuning", model.temperature_scale != 0);
+  if (model.temperature_scale != 0) config.set("attn_scale", model.temperature_scale);
+  config.set("floor_scale", model.temperature_length);
   const LatentConfig& latent = model.latent;
   config.set("q_lora_rank", latent.query_rank > 0 ? json(latent.query_rank) : json());
   config.set("kv_lora_rank", latent.kv_rank);
@@ -100,7 +104,21 @@ void write_heads_by_layer(ConfigWriter& config, const ModelConfig& model) {
   config.set("gating", of_elements ? json("per-element") : json(true));
 }
 
+/// Llama 4's, whose layers with chunks are those with a rotation.
+void write_chunks(ConfigWriter& config, const ModelConfig& model) {
+  if (model.window > 0) config.set("attention_chunk_size", model.window);
+  json types = json::array();
+  json rotated = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    types.push_back(model.has_window(layer) ? "chunked_attention" : "full_attention");
+    rotated.push_back(model.has_window(layer) ? 1 : 0);
+  }
+  config.set("layer_types", std::move(types));
+  config.set("no_rope_layers", std::move(rotated));
+}
+
 void write_windows(ConfigWriter& config, const ModelConfig& model) {
+  if (config.family().window == WindowRule::kChunksOfRotated) return write_chunks(config, model);
   // Of families whose layers' types are listed transformers takes no null; the default does
   // nothing.
   const WindowRule rule = config.family().window;
@@ -149,7 +167,8 @@ void write_rope_keys(ConfigWriter& config, const ModelConfig& model) {
     config.set("rope_parameters", write_ropes_by_type(model, config.family()));
     return;
   }
-  const bool in_windows = config.family().rope == RopeRule::kWindowsAlone;
+  const RopeRule rule = config.family().rope;
+  const bool in_windows = rule == RopeRule::kWindowsAlone || rule == RopeRule::kChunksAlone;
   const ModelConfig rotated = model.of_layer({.window = in_windows});
   const RopeConfig& rope = rotated.rope;
   json parameters = write_rope(rope, config.family());
@@ -167,6 +186,14 @@ json dense_layers(const ModelConfig& model) {
   json layers = json::array();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (!model.is_moe_layer(layer)) layers.push_back(layer);
+  }
+  return layers;
+}
+
+json expert_layers(const ModelConfig& model) {
+  json layers = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.is_moe_layer(layer)) layers.push_back(layer);
   }
   return layers;
 }
@@ -206,6 +233,7 @@ void write_moe(ConfigWriter& config, const ModelConfig& model) {
   config.set("moe_intermediate_size", moe.inner_size);
   config.set("decoder_sparse_step", 1);
   config.set("mlp_layer_types", mlp_types(model));
+  config.set("moe_layers", expert_layers(model));
   write_moe_range(config, model);
   config.set("mlp_only_layers", dense_layers(model));
   config.set("first_k_dense_replace", count_first_dense_layers(model));
@@ -266,6 +294,7 @@ MoeConfig plain_moe(const ModelConfig& model) {
   plain.score = moe.score;
   plain.normalize_top_k = moe.normalize_top_k || moe.score_order == ScoreOrder::kAfterTopK;
   plain.score_scale = moe.score_scale;
+  plain.probs_on_input = moe.probs_on_input;
   plain.router_bias = moe.router_bias;
   plain.mlp_bias = moe.mlp_bias;
   if (moe.top_groups < moe.num_groups) {
@@ -307,6 +336,23 @@ void plain_windows(ModelConfig& plain) {
   plain.window_sinks = windows.attention_sinks && !plain.attention_sinks;
 }
 
+/// Says nothing of norms and temperatures that no layer has.
+void plain_queries(ModelConfig& plain) {
+  if (!plain.has_temperatures()) {
+    plain.temperature_scale = ModelConfig{}.temperature_scale;
+    plain.temperature_length = ModelConfig{}.temperature_length;
+  }
+  bool normed = false;
+  for (int64_t layer = 0; layer < plain.num_layers; ++layer) {
+    const LayerKind kind = plain.layer_kind(layer);
+    normed |= kind.attends() && plain.of_layer(kind).qk_norm != QkNorm::kNone;
+  }
+  if (plain.qk_norm == QkNorm::kL2 && !normed) {
+    plain.qk_norm = QkNorm::kNone;
+    plain.norm_after_rotation = false;
+  }
+}
+
 /// The same model without what does not change its outputs, each choice said in one way only.
 ModelConfig plain_model(const ModelConfig& model) {
   ModelConfig plain = model;
@@ -324,7 +370,9 @@ ModelConfig plain_model(const ModelConfig& model) {
   plain.mtp_loss_coefficient = ModelConfig{}.mtp_loss_coefficient;
   plain.rope = plain_rope(model.rope);
   plain.window_rope = plain_rope(model.window_rope);
+  if (plain.window_layers.empty()) plain.window_kind = WindowKind::kSliding;
   plain_windows(plain);
+  plain_queries(plain);
   if (!model.is_latent()) plain.latent = {};
   plain.delta_layers.clear();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {

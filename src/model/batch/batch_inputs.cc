@@ -82,6 +82,7 @@ int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers) {
 BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
                          const ModelConfig& config, Device& device)
     : token_order(make_token_order(shape, groups, device)),
+      norm_ones(make_norm_ones(config, device)),
       grad_loss(make_one(device)),
       token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
       device_(&device) {
@@ -109,6 +110,14 @@ int64_t BatchInputs::place(const PortContext& context, std::byte* block, Device*
   gathered_labels = gathered(labels);
   positions = next(Port::kPositions);
   cu_seqlens = next(Port::kCuSeqlens);
+  if (context.config.has_chunks()) {
+    chunk_ = context.config.window;
+    chunk_bounds = next(Port::kChunkBounds);
+  }
+  if (context.config.has_temperatures()) {
+    temperature_rule_ = Temperatures(context.config);
+    temperatures = next(Port::kTemperatures);
+  }
   if (context.shape.weighted_tokens) token_weights = next(Port::kTokenWeights);
   if (context.shape.replays_routing) {
     const ValueType type = port_type(Port::kReplayedExperts, context);
@@ -148,7 +157,9 @@ int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& gro
                                  const ModelConfig& config) {
   const PortContext context{.config = config, .shape = shape, .groups = groups};
   BatchInputs inputs;
+  const bool ones = config.qk_norm == QkNorm::kL2;
   return inputs.place(context, nullptr, nullptr) +
+         (ones ? port_type(Port::kNormOnes, context).num_bytes() : 0) +
          port_type(Port::kTokenOrder, context).num_bytes() +
          port_type(Port::kTokenLoss, context).num_bytes();
 }
@@ -160,6 +171,9 @@ PortTensors BatchInputs::ports() const {
   ports.set(Port::kGatheredLabels, gathered_labels);
   ports.set(Port::kPositions, positions);
   ports.set(Port::kCuSeqlens, cu_seqlens);
+  ports.set(Port::kChunkBounds, chunk_bounds);
+  ports.set(Port::kTemperatures, temperatures);
+  ports.set(Port::kNormOnes, norm_ones);
   ports.set(Port::kSegments, segments);
   ports.set(Port::kTokenOrder, token_order);
   ports.set(Port::kLossScale, loss_scale);
@@ -229,9 +243,7 @@ void BatchInputs::stage(const MicroBatch& batch, const TokenShare& share, const 
   take(batch.tokens, share.group, share.is_whole, staged(tokens));
   take(batch.labels, share.own, share.is_whole, staged(labels));
   if (!share.is_whole) take(batch.labels, share.group, false, staged(gathered_labels));
-  take(batch.positions, positions.num_elements() == std::ssize(share.own) ? share.own : share.group,
-       share.is_whole, staged(positions));
-  std::ranges::copy(batch.cu_seqlens.span<int32_t>(), staged(cu_seqlens).as<int32_t>());
+  stage_positions(batch, share);
   if (token_weights) stage_weights(batch, share);
   if (experts) stage_experts(batch, share);
   if (noise) stage_noise(batch.noise, share);
@@ -242,6 +254,17 @@ void BatchInputs::stage(const MicroBatch& batch, const TokenShare& share, const 
   *staged(grad_balance).as<float>() = scales.balance;
   // Of the mean over all tokens, each rank has its share.
   *staged(grad_z_loss).as<float>() = scales.z_loss / static_cast<float>(token_ranks);
+}
+
+void BatchInputs::stage_positions(const MicroBatch& batch, const TokenShare& share) {
+  const bool of_own = positions.num_elements() == std::ssize(share.own);
+  const auto bounds = batch.cu_seqlens.span<int32_t>();
+  take(batch.positions, of_own ? share.own : share.group, share.is_whole, staged(positions));
+  std::ranges::copy(bounds, staged(cu_seqlens).as<int32_t>());
+  if (chunk_bounds) fill_chunk_bounds(bounds, chunk_, staged(chunk_bounds).span<int32_t>());
+  if (!temperatures) return;
+  std::ranges::transform(staged(positions).span<int32_t>(), staged(temperatures).as<float>(),
+                         [&](int32_t position) { return temperature_rule_.at(position); });
 }
 
 void BatchInputs::stage_weights(const MicroBatch& batch, const TokenShare& share) {

@@ -5,6 +5,7 @@
 
 #include "core/memory.h"
 #include "core/mirrored_tensor.h"
+#include "model/batch/position_inputs.h"
 #include "model/build/token_share.h"
 
 namespace tessera {
@@ -58,6 +59,8 @@ struct BatchInputs {
   Tensor gathered_labels;  ///< I32 [T_g]
   Tensor positions;        ///< I32, of the tokens that attention rotates
   Tensor cu_seqlens;       ///< I32 [max_sequences+1], of the whole micro-batch
+  Tensor chunk_bounds;     ///< I32, of all its sequences' chunks, where layers see these
+  Tensor temperatures;     ///< F32, of the tokens that attention rotates, where queries have them
   Tensor segments;       ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
   Tensor token_weights;  ///< F32 [T_l], where the shape has them
   Tensor experts;        ///< I32 [MoE layers, T_l, K], likewise
@@ -75,6 +78,7 @@ struct BatchInputs {
 
   // The same for all micro-batches, or made on the way.
   MirroredTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
+  MirroredTensor norm_ones;    ///< F32 [D], where queries and keys are normed without weights
   MirroredTensor grad_loss;
   OwnedTensor token_loss;  ///< the device's
 
@@ -106,6 +110,7 @@ struct BatchInputs {
   BatchInputs() = default;
   int64_t place(const PortContext& context, std::byte* block, Device* device);
   Tensor staged(const Tensor& tensor) const;
+  void stage_positions(const MicroBatch& batch, const TokenShare& share);
   void stage_weights(const MicroBatch& batch, const TokenShare& share);
   void stage_experts(const MicroBatch& batch, const TokenShare& share);
   void stage_noise(const RouterNoise& given, const TokenShare& share);
@@ -117,6 +122,8 @@ struct BatchInputs {
   Buffer block_;
   int64_t staged_bytes_ = 0;  ///< of the block, from its beginning: what is brought
   bool segments_are_sequences_ = false;
+  int64_t chunk_ = 0;  ///< tokens of a chunk, where layers see these
+  Temperatures temperature_rule_;
   double router_jitter_ = 0;
   std::vector<Buffer> staging_;
   std::byte* staged_ = nullptr;  ///< the block that the host fills now

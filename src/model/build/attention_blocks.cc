@@ -16,6 +16,7 @@
 #include "ops/paged_attention/paged_attention.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
+#include "ops/rmsnorm/rmsnorm.h"
 #include "ops/scale/scale.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -132,6 +133,11 @@ ValueId build_qk_norm(LayerBuilder& builder, const AttentionShare& share, const 
   const ModelConfig& config = builder.config;
   const std::string norm_name = fmt::format("attn.{}_norm", name);
   const int64_t width = heads_width(config, is_query);
+  if (config.qk_norm == QkNorm::kL2) {
+    const ValueId ones = builder.port(Port::kNormOnes);
+    return builder.program().add(make_rmsnorm(config.norm_eps, true), {x, ones},
+                                 {norm_name, norm_name + ".rstd"})[RmsNorm::kY];
+  }
   const bool by_head = config.qk_norm == QkNorm::kHead;
   if (share.by_heads && !by_head)
     return build_spread_norm(builder, share, norm_name, x, is_query, width);
@@ -205,9 +211,14 @@ QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share,
                                     config.qkv_bias, "attn_gate");
   }
   rotate(builder, share, rotary, result);
-  if (!config.norm_after_rotation) return result;
-  result.q = build_qk_norm(builder, share, "q", true, result.q);
-  result.k = build_qk_norm(builder, share, "k", false, result.k);
+  if (config.norm_after_rotation && config.qk_norm != QkNorm::kNone) {
+    result.q = build_qk_norm(builder, share, "q", true, result.q);
+    result.k = build_qk_norm(builder, share, "k", false, result.k);
+  }
+  if (config.temperature_scale != 0) {
+    result.q = builder.program().add1(make_sigmoid_gate({.function = GateFunction::kIdentity}),
+                                      {result.q, builder.port(Port::kTemperatures)}, "q_tempered");
+  }
   return result;
 }
 
@@ -296,7 +307,21 @@ QueryKeyValue build_latent(LayerBuilder& builder, const AttentionShare& share, V
   return {q, joined[0], joined[1]};
 }
 
-AttentionSpec attention_spec(const LayerBuilder& builder, const AttentionShare& share) {
+/// The window as the layer's attention sees it. Packed sequences are given cut into chunks.
+void set_window(const LayerBuilder& builder, AttentionSpec& spec) {
+  if (!builder.kind.window) return;
+  const int64_t window = builder.config.window;
+  if (!sees_chunks(builder.config, builder.kind)) {
+    spec.window = window;
+  } else if (builder.cache) {
+    spec.chunk = window;
+  } else {
+    const int64_t length = builder.shape.sequence_length;
+    spec.sequence_length = length > 0 ? std::min(length, window) : window;
+  }
+}
+
+AttentionSpec heads_spec(const LayerBuilder& builder, const AttentionShare& share) {
   const ModelConfig& config = builder.config;
   if (caches_latents(builder)) {
     const double scale = config.attention_scale();
@@ -306,7 +331,6 @@ AttentionSpec attention_spec(const LayerBuilder& builder, const AttentionShare& 
             .head_size = latent.kv_rank + latent.rope_size,
             .head_size_v = latent.kv_rank,
             .scale = scale > 0 ? scale : 1 / std::sqrt(static_cast<double>(config.head_dim())),
-            .window = builder.kind.window ? config.window : 0,
             .sequence_length = builder.shape.sequence_length};
   }
   const int64_t parts = builder.groups.heads->size();
@@ -315,8 +339,19 @@ AttentionSpec attention_spec(const LayerBuilder& builder, const AttentionShare& 
           .head_size = config.head_dim(),
           .head_size_v = config.value_dim(),
           .scale = config.attention_scale(),
-          .window = builder.kind.window ? config.window : 0,
           .sequence_length = builder.shape.sequence_length};
+}
+
+AttentionSpec attention_spec(const LayerBuilder& builder, const AttentionShare& share) {
+  AttentionSpec spec = heads_spec(builder, share);
+  set_window(builder, spec);
+  return spec;
+}
+
+/// The bounds of what tokens see at most: sequences, or their chunks.
+ValueId bounds_of_packed(LayerBuilder& builder) {
+  return builder.port(sees_chunks(builder.config, builder.kind) ? Port::kChunkBounds
+                                                                : Port::kCuSeqlens);
 }
 
 /// Gives away tokens' heads and takes the other ranks' tokens: heads are spread over the group, and
@@ -336,8 +371,8 @@ ValueId exchange_heads(LayerBuilder& builder, ValueId x, int64_t num_heads,
 
 /// The largest logits of the heads that this rank attends with. Queries of a ring need the keys of
 /// all its ranks.
-void measure_logits(LayerBuilder& builder, const AttentionSpec& spec, ValueId q, ValueId k,
-                    ValueId lse) {
+void measure_logits(LayerBuilder& builder, const AttentionSpec& spec, ValueId bounds, ValueId q,
+                    ValueId k, ValueId lse) {
   Program& program = builder.program();
   const BatchShape& shape = builder.shape;
   const CommunicatorPtr& ring = builder.groups.ring;
@@ -349,9 +384,8 @@ void measure_logits(LayerBuilder& builder, const AttentionSpec& spec, ValueId q,
     measured.rank = ring->rank();
     k = program.add1(make_all_gather(ring), {k}, "k_of_ring");
   }
-  const ValueId cu_seqlens = builder.port(Port::kCuSeqlens);
   builder.layer.ports.set(Port::kMaxLogits,
-                          program.add1(make_max_logits(measured), {q, k, lse, cu_seqlens},
+                          program.add1(make_max_logits(measured), {q, k, lse, bounds},
                                        std::string(port_name(Port::kMaxLogits))));
 }
 
@@ -374,7 +408,7 @@ ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const 
   Program& program = builder.program();
   const StageGroups& groups = builder.groups;
   const BatchShape& shape = builder.shape;
-  const ValueId cu_seqlens = builder.port(Port::kCuSeqlens);
+  const ValueId bounds = bounds_of_packed(builder);
   const AttentionSpec spec = attention_spec(builder, share);
   const ValueId q = exchange_heads(builder, x.q, share.num_heads, "q");
   const ValueId k = exchange_heads(builder, x.k, share.num_kv_heads, "k");
@@ -383,8 +417,8 @@ ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const 
                       ? make_attention(spec)
                       : make_ring_attention(spec, shape.num_tokens / shape.sequence_length,
                                             shape.sequence_length, groups.ring);
-  const auto attended = program.add(op, {q, k, v, cu_seqlens}, {"attn_out", "attn_lse"});
-  if (shape.qk_clip > 0) measure_logits(builder, spec, q, k, attended[attention::kLse]);
+  const auto attended = program.add(op, {q, k, v, bounds}, {"attn_out", "attn_lse"});
+  if (shape.qk_clip > 0) measure_logits(builder, spec, bounds, q, k, attended[attention::kLse]);
   const ValueId out =
       builder.config.attention_sinks
           ? attend_sinks(builder, share, attended, spec.num_heads, groups.heads->rank())

@@ -49,7 +49,7 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
                     .drop_policy = moe.experts_choose() ? DropPolicy::kProbs : moe.drop_policy,
                     .capacity_group_size = moe.capacity_group_size,
                     .alignment = sparse ? moe.block_size : 1,
-                    .early_probs = sparse || moe.memory_efficient};
+                    .early_probs = sparse || moe.memory_efficient || moe.probs_on_input};
   if (shares_capacity(moe, groups)) spec.shared_capacity = shared_capacity(builder);
   return spec;
 }
@@ -231,6 +231,15 @@ ExpertShare clone_share(const ExpertShare& share, const CloneSlots& slots) {
           .first_sizes = std::vector<int64_t>(count, share.first_sizes[0])};
 }
 
+/// Rows times their probabilities, which are then done with.
+DispatchedRows weigh_inputs(LayerBuilder& builder, DispatchedRows rows) {
+  if (!builder.config.moe.probs_on_input) return rows;
+  rows.rows_RH = builder.program().add1(make_sigmoid_gate({.function = GateFunction::kIdentity}),
+                                        {rows.rows_RH, rows.probs_R}, "expert_in");
+  rows.probs_R = -1;
+  return rows;
+}
+
 /// Experts at home and clones of others', each with its own dispatch of the tokens that go there.
 /// The clones' weights are on their way before the tokens, and in the backward pass their gradients
 /// are added to what the experts at home have.
@@ -254,9 +263,9 @@ ValueId build_cloned_experts(LayerBuilder& builder, ValueId tokens, const Routed
   const DispatchedRows clone_rows =
       dispatch(program, clone_spec, tokens, routing.probs_TK, cloned.clone_idx_TK);
   builder.layer.ports.set(Port::kDropped, rows.dropped);
-  const ValueId out = build_grouped_experts(builder, share, rows, weights);
-  const ValueId clone_out =
-      build_grouped_experts(builder, clone_share(share, cloned.slots), clone_rows, clones);
+  const ValueId out = build_grouped_experts(builder, share, weigh_inputs(builder, rows), weights);
+  const ValueId clone_out = build_grouped_experts(builder, clone_share(share, cloned.slots),
+                                                  weigh_inputs(builder, clone_rows), clones);
   return program.add1(
       make_add(),
       {combine(program, spec, rows, out), combine(program, clone_spec, clone_rows, clone_out)},
@@ -273,9 +282,10 @@ ValueId build_computing_experts(LayerBuilder& builder, ValueId tokens,
       dispatch(program, spec, tokens, routing.probs_TK, routing.expert_idx_TK);
   builder.layer.ports.set(Port::kDropped, rows.dropped);
   const ExpertWeights weights = add_expert_weights(builder, share);
-  const ValueId out = builder.config.moe.experts == ExpertPath::kBlockSparse
-                          ? build_sparse_experts(builder, share, rows, weights)
-                          : build_grouped_experts(builder, share, rows, weights);
+  const ValueId out =
+      builder.config.moe.experts == ExpertPath::kBlockSparse
+          ? build_sparse_experts(builder, share, rows, weights)
+          : build_grouped_experts(builder, share, weigh_inputs(builder, rows), weights);
   return combine(program, spec, rows, out);
 }
 

@@ -37,6 +37,17 @@ ValueType rotated_ids(const Context& c) {
 ValueType sequence_bounds(const Context& c) {
   return i32(c.shape.max_sequences + 1);
 }
+/// Every sequence has at most one chunk that is not whole.
+ValueType chunk_bounds_type(const Context& c) {
+  const int64_t whole = c.config.has_chunks() ? c.shape.num_tokens / c.config.window : 0;
+  return i32(c.shape.max_sequences + whole + 1);
+}
+ValueType temperatures_type(const Context& c) {
+  return f32(rotated_ids(c).shape[0]);
+}
+ValueType norm_ones_type(const Context& c) {
+  return f32(c.config.head_dim());
+}
 ValueType own_losses(const Context& c) {
   return f32(own_tokens(c.shape, c.groups));
 }
@@ -132,6 +143,12 @@ bool in_attention(const Context& c) {
 bool in_rotated(const Context& c) {
   return in_attention(c) && c.config.of_layer(c.kind).rotary_dim() > 0;
 }
+bool in_tempered(const Context& c) {
+  return in_attention(c) && c.config.of_layer(c.kind).temperature_scale != 0;
+}
+bool in_plainly_normed(const Context& c) {
+  return in_attention(c) && c.config.of_layer(c.kind).qk_norm == QkNorm::kL2;
+}
 bool in_mixers(const Context& c) {
   return in_layers(c) && !c.kind.no_mixer;
 }
@@ -167,6 +184,9 @@ bool in_contiguous(const Context& c) {
 }
 bool in_packed(const Context& c) {
   return in_mixers(c) && !c.cache;
+}
+bool in_chunked(const Context& c) {
+  return in_packed(c) && in_attention(c) && sees_chunks(c.config, c.kind);
 }
 bool in_embedding(const Context& c) {
   return c.role == ProgramRole::kEmbedding;
@@ -204,7 +224,7 @@ bool in_bounded(const Context& c) {
   const bool balanced = in_moe(c) && !c.cache &&
                         c.config.moe.balance_scope == BalanceTokens::kSequence &&
                         !spreads_balance(c.config, c.groups);
-  return in_packed(c) || in_paged(c) || in_slots(c) || balanced;
+  return (in_packed(c) && !in_chunked(c)) || in_paged(c) || in_slots(c) || balanced;
 }
 bool in_biased_moe(const Context& c) {
   return in_moe(c) && c.config.moe.has_expert_bias();
@@ -246,6 +266,12 @@ constexpr PortRule kRules[] = {
     {Port::kPositions, "positions", kIn, "of the tokens that are rotated", rotated_ids, in_rotated},
     {Port::kCuSeqlens, "cu_seqlens", kIn, "bounds of the micro-batch's sequences", sequence_bounds,
      in_bounded},
+    {Port::kChunkBounds, "chunk_bounds", kIn, "bounds of the sequences' chunks", chunk_bounds_type,
+     in_chunked},
+    {Port::kTemperatures, "temperatures", kIn, "factors of the queries of the tokens rotated",
+     temperatures_type, in_tempered},
+    {Port::kNormOnes, "norm_ones", kIn, "ones, for norms without weights", norm_ones_type,
+     in_plainly_normed},
     {Port::kTokens, "tokens", kIn, "ids of the group's tokens", group_ids, in_embedding},
     {Port::kLabels, "labels", kIn, "of own tokens; -100: no loss", own_ids, in_head},
     {Port::kGatheredLabels, "gathered_labels", kIn, "of the group's tokens", group_ids,

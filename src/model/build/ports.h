@@ -78,6 +78,9 @@ enum class Port : uint8_t {
   kHidden,
   kPositions,
   kCuSeqlens,
+  kChunkBounds,
+  kTemperatures,
+  kNormOnes,
   kTokens,
   kLabels,
   kGatheredLabels,
@@ -208,6 +211,10 @@ void set_port_outputs(Program& program, const PortMap& ports);
 /// they see: other ranks' counts, those of earlier forward passes, which a backward pass finds
 /// changed by later ones, or which choices are kept.
 bool spreads_balance(const ModelConfig& config, const StageGroups& groups);
+/// Whether a layer sees chunks of its window's size.
+inline bool sees_chunks(const ModelConfig& config, LayerKind kind) {
+  return kind.window && config.has_chunks();
+}
 /// Whether what routers read is jittered.
 inline bool jitters(const MoeConfig& moe, const BatchShape& shape) {
   return moe.num_experts > 0 && moe.router_jitter > 0 && shape.trains;

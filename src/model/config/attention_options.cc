@@ -49,12 +49,22 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
                   "Standard (grouped-query) attention, or DeepSeek's multi-latent attention, sized "
                   "by [latent]");
   schema.add_enum("model.qk_norm", &config.qk_norm,
-                  {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"all", QkNorm::kAll}},
-                  "RMSNorm of queries and keys: of each head, or of all heads as one row");
+                  {{"none", QkNorm::kNone},
+                   {"head", QkNorm::kHead},
+                   {"all", QkNorm::kAll},
+                   {"l2", QkNorm::kL2}},
+                  "RMSNorm of queries and keys: of each head, or of all heads as one row; l2: of "
+                  "each head, without a weight, in layers with a rotation, as Llama 4 has it");
   schema.add("model.norm_after_rotation", &config.norm_after_rotation,
              "Rotate queries and keys before model.qk_norm, not after it");
   schema.add("model.attention_multiplier", &config.attention_multiplier,
              "Factor on the attention scores; 0: 1 / sqrt(head size)", between(0, kMaxMultiplier));
+  schema.add("model.temperature_scale", &config.temperature_scale,
+             "In layers without a rotation queries are multiplied by 1 + this * log(1 + "
+             "floor((position + 1) / model.temperature_length)), as Llama 4 has it; 0: off",
+             between(0, kMaxMultiplier));
+  schema.add("model.temperature_length", &config.temperature_length,
+             "Tokens after which model.temperature_scale begins to count", between(1, kMaxLength));
   schema.add("model.qkv_bias", &config.qkv_bias,
              "Biases of the query, key and value projections (latent: of those into the latents)");
   schema.add("model.output_bias", &config.output_bias, "Bias of the attention's output projection");
@@ -70,10 +80,15 @@ void validate_attention(const ModelConfig& config) {
             "{} is of layers with a window, and model.window is 0; set the window, or leave it out",
             key);
   };
+  needs_window(config.window_kind != WindowKind::kSliding, "model.window_kind");
   needs_window(config.own_window_rope, "model.window_rope");
   needs_window(config.window_heads > 0, "model.window_heads");
   needs_window(config.window_kv_heads > 0, "model.window_kv_heads");
   needs_window(config.window_sinks, "model.window_sinks");
+  require(config.temperature_scale == 0 || config.has_temperatures(),
+          "model.temperature_scale is of layers without a rotation, and all layers with attention "
+          "have one; set it to 0, or rope.fraction = 0 (with model.window_rope, layers with a "
+          "window keep theirs)");
   if (config.is_latent()) {
     const auto refuses = [](bool is_set, const char* key, const char* instead) {
       require(!is_set, "{} does not go with model.attention = \"latent\"; {}", key, instead);

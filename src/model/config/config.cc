@@ -48,8 +48,12 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.inner_size", &config.inner_size,
              "Inner size of dense layers; 0: 4 times hidden_size, two thirds of that when gated",
              between(0, kMaxWidth));
-  schema.add("model.window", &config.window, "Sliding attention window in tokens; 0: none",
+  schema.add("model.window", &config.window, "Attention window in tokens; 0: none",
              between(0, kMaxLength));
+  schema.add_enum("model.window_kind", &config.window_kind,
+                  {{"sliding", WindowKind::kSliding}, {"chunked", WindowKind::kChunked}},
+                  "What layers with the window see: the last model.window tokens; or of their "
+                  "document's chunks of that many tokens the own one's, as Llama 4 has it");
   schema.add("model.window_layers", &config.window_layers,
              "Layers with the window, counted from 0; empty: all", between(0, kMaxLayers - 1));
   schema.add_enum("model.activation", &config.activation,
@@ -250,6 +254,9 @@ void validate_block_sparse(const MoeConfig& moe) {
           "moe.experts = \"block_sparse\" applies the probability before FC2; moe.memory_efficient "
           "= false works with "
           "\"grouped\" only");
+  require(!moe.probs_on_input,
+          "moe.experts = \"block_sparse\" multiplies what experts give by the probability; "
+          "moe.probs_on_input works with \"grouped\" only");
 }
 
 void validate_experts(const MoeConfig& moe) {
@@ -307,10 +314,21 @@ ModelConfig ModelConfig::of_layer(LayerKind kind) const {
   if (kind.window && window_heads > 0) own.num_heads = window_heads;
   if (kind.window && window_kv_heads > 0) own.num_kv_heads = window_kv_heads;
   if (kind.window && window_sinks) own.attention_sinks = true;
+  const bool rotated = own.rotary_dim() > 0;
+  if (rotated) own.temperature_scale = 0;
+  if (!rotated && qk_norm == QkNorm::kL2) own.qk_norm = QkNorm::kNone;
   own.own_window_rope = own.window_sinks = false;
   own.window_heads = own.window_kv_heads = 0;
   own.window_rope = {};
   return own;
+}
+
+bool ModelConfig::has_temperatures() const {
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    const LayerKind kind = layer_kind(layer);
+    if (kind.attends() && of_layer(kind).temperature_scale != 0) return true;
+  }
+  return false;
 }
 
 double ModelConfig::attention_scale() const {

@@ -60,6 +60,13 @@ enum class QkNorm {
   kNone,
   kHead,  ///< each head by itself, one weight of the head's size for all (Qwen3)
   kAll,   ///< all heads as one row (OLMoE)
+  kL2,    ///< each head by itself, without a weight, in layers with a rotation (Llama 4)
+};
+
+/// Which tokens a layer with a window sees.
+enum class WindowKind {
+  kSliding,  ///< the last so many
+  kChunked,  ///< of the sequence's chunks of so many tokens the own one's, up to itself (Llama 4)
 };
 
 /// Sizes of multi-latent attention. A query or key head is `nope_size` elements without a position
@@ -178,6 +185,8 @@ struct MoeConfig {
   ScoreOrder score_order = ScoreOrder::kBeforeTopK;
   bool normalize_top_k = true;
   double score_scale = 1.0;
+  /// Probabilities multiply what routed experts read, not what they give (Llama 4).
+  bool probs_on_input = false;
   /// A learnt bias of the router's logits, unlike expert_bias also of the probabilities.
   bool router_bias = false;
   int64_t num_groups = 1;
@@ -250,7 +259,8 @@ struct ModelConfig {
   int64_t head_size = 0;     ///< 0: hidden_size / num_heads
   int64_t value_size = 0;    ///< of a value head of standard attention; 0: head_size
   int64_t inner_size = 0;  ///< of dense layers; 0: 4 · hidden_size, rounded for gated activations
-  int64_t window = 0;      ///< sliding attention window; 0: none
+  int64_t window = 0;      ///< attention window in tokens; 0: none
+  WindowKind window_kind = WindowKind::kSliding;
   /// Layers with the window; empty: all.
   std::vector<int64_t> window_layers;
   /// Layers with the window are rotated as `window_rope` says, the others as `rope` does.
@@ -287,7 +297,12 @@ struct ModelConfig {
   double residual_multiplier = 1.0;
   double attention_multiplier = 0;  ///< factor on the attention scores; 0: 1 / sqrt(head_dim)
   double value_multiplier = 1.0;    ///< factor on attention's values (MiMo-V2)
-  double logits_divisor = 1.0;      ///< of the head's logits
+  /// In layers without a rotation the query at position p is multiplied by 1 + temperature_scale ·
+  /// log(1 + floor((p + 1) / temperature_length)), as Llama 4 has it (after Scalable-Softmax:
+  /// Nakanishi, 2025); 0: by nothing.
+  double temperature_scale = 0;
+  int64_t temperature_length = 8192;
+  double logits_divisor = 1.0;  ///< of the head's logits
   bool tie_embeddings = true;
   /// A token whose embedding takes no gradient, as PyTorch's padding_idx; -1: none.
   int64_t padding_token = -1;
@@ -316,11 +331,16 @@ struct ModelConfig {
   /// Size of a query or key head.
   int64_t head_dim() const;
   int64_t value_dim() const;
+  /// Whether some layer's queries have temperatures.
+  bool has_temperatures() const;
+  /// Whether layers with a window see chunks.
+  bool has_chunks() const { return window > 0 && window_kind == WindowKind::kChunked; }
   /// Logits of attention's gates.
   int64_t gate_width() const {
     return gate_function == AttentionGate::kSoftplusOfHeads ? num_heads : num_heads * value_dim();
   }
-  /// The model as a layer of this kind has it: rotation, KV heads and sinks are that layer's.
+  /// The model as a layer of this kind has it: rotation, heads, sinks, norms of queries and keys,
+  /// and temperatures are that layer's.
   ModelConfig of_layer(LayerKind kind) const;
   /// Elements of a head that `rope` rotates.
   int64_t rotary_dim() const;

@@ -60,6 +60,8 @@ TEST(Presets, HaveTheirPublishedSizes) {
   expect_size("qwen3.5-35b-a3b", 35e9, 3.45e9);
   expect_size("k-exaone-236b-a23b", 236e9, 23.6e9);
   expect_size("lfm2-8b-a1b", 8.34e9, 1.55e9);
+  // 109 billion are published, encoders of images included; here of text, counted from the shapes.
+  expect_size("llama4-scout-17b-16e", 107.8e9, 17.2e9);
   expect_size("granite-3.1-3b-a800m", 3.3e9, 0.88e9);
   // Llama 3 70B's 70.55 billion, of which 56.37 are MLPs that stand 8 times, or twice.
   expect_size("llama3-8x70b", 70.55e9 + 7 * 56.37e9, 70.55e9 + 56.37e9);
@@ -359,9 +361,9 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
       [](ModelConfig& c) {
         c.rope.scaling = RopeScaling::kLlama3;
         c.rope.original_length = 8;
-        c.rope.low_frequency_factor = 4;
+        c.rope.low_frequency_factor = 5;
       },
-      "rope.high_frequency_factor 4 must be above rope.low_frequency_factor 4");
+      "rope.high_frequency_factor 4 must be at least rope.low_frequency_factor 5");
   expect_refused([](ModelConfig& c) { c.window_layers = {0}; }, "needs a model.window above 0");
   expect_refused(
       [](ModelConfig& c) {
@@ -378,6 +380,16 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
       "model.value_size does not go with");
   expect_refused([](ModelConfig& c) { c.own_window_rope = true; },
                  "model.window_rope is of layers with a window");
+  expect_refused([](ModelConfig& c) { c.window_kind = WindowKind::kChunked; },
+                 "model.window_kind is of layers with a window");
+  expect_refused([](ModelConfig& c) { c.temperature_scale = 0.1; },
+                 "model.temperature_scale is of layers without a rotation");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.experts = ExpertPath::kBlockSparse;
+        c.moe.probs_on_input = true;
+      },
+      "moe.probs_on_input works with \"grouped\" only");
   expect_refused(
       [](ModelConfig& c) {
         c.own_window_rope = true;

@@ -63,6 +63,18 @@ constexpr std::string_view kNemotronNanoLayers =
     "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME";
 
 /// K-EXAONE but for the layers with a window: all but every fourth, which make_published adds.
+/// Llama 4 but for the layers with chunks and a rotation: all but every fourth, which
+/// make_published adds.
+constexpr const char* kLlama4 =
+    "[model]\nvocab_size = 202048\nhead_size = 128\nqk_norm = \"l2\"\n"
+    "norm_after_rotation = true\nwindow = 8192\nwindow_kind = \"chunked\"\n"
+    "window_rope = true\ntemperature_scale = 0.1\ntemperature_length = 8192\n"
+    "[rope]\nfraction = 0.0\n[window_rope]\nbase = 500000.0\ninterleaved = true\n"
+    "scaling = \"llama3\"\nfactor = 16.0\noriginal_length = 8192\n"
+    "low_frequency_factor = 1.0\nhigh_frequency_factor = 1.0\n"
+    "[moe]\nscore = \"sigmoid\"\nnormalize_top_k = false\nprobs_on_input = true\n"
+    "shared_inner_size = 8192\n";
+
 constexpr const char* kExaone =
     "[model]\nvocab_size = 153600\nhead_size = 128\ninner_size = 18432\nqk_norm = \"head\"\n"
     "window = 128\nwindow_rope = true\n[rope]\nfraction = 0.0\n"
@@ -194,6 +206,8 @@ constexpr PublishedShape kPublished[] = {
      2, 1856, 128, 6, false, kNemotronNano},
     {"k-exaone-236b-a23b", "K-EXAONE 236B-A23B (published configuration)", 48, 6144, 64, 8, 2048,
      128, 8, false, kExaone},
+    {"llama4-scout-17b-16e", "Llama 4 Scout 17B-16E, of text (published configuration)", 48, 5120,
+     40, 8, 8192, 16, 1, false, kLlama4},
     {"lfm2-8b-a1b", "LFM2-8B-A1B (published configuration)", 24, 2048, 32, 8, 1792, 32, 4, true,
      kLfm2},
 };
@@ -261,6 +275,7 @@ Preset make_published(const PublishedShape& s) {
   if (s.extra == kGptOss) toml += every_other_layer(s.layers);
   if (s.extra == kQwen3Next || s.extra == kQwen35)
     toml += three_of_four_layers("delta_layers", s.layers);
+  if (s.extra == kLlama4) toml += three_of_four_layers("window_layers", s.layers);
   if (s.extra == kExaone) toml += three_of_four_layers("window_layers", s.layers);
   if (s.extra == kLfm2) toml += lfm2_layers(s.layers);
   if (s.extra == kGraniteHybrid) toml += granite_layers(s.layers);

@@ -33,8 +33,8 @@ void validate_section(const ModelConfig& config, std::string_view section) {
   require(rope.scaling != RopeScaling::kDynamic || size > 2,
           "{}.scaling = \"dynamic\" needs more than 2 rotated elements a head", section);
   require(rope.scaling != RopeScaling::kLlama3 ||
-              rope.high_frequency_factor > rope.low_frequency_factor,
-          "{0}.high_frequency_factor {1} must be above {0}.low_frequency_factor {2}", section,
+              rope.high_frequency_factor >= rope.low_frequency_factor,
+          "{0}.high_frequency_factor {1} must be at least {0}.low_frequency_factor {2}", section,
           rope.high_frequency_factor, rope.low_frequency_factor);
 }
 

@@ -47,7 +47,7 @@ std::vector<float> yarn_frequencies(const RopeConfig& rope, int64_t rotary_dim) 
 float llama3_frequency(const RopeConfig& rope, double frequency) {
   const auto length = static_cast<double>(rope.original_length);
   const double turns = length * frequency / (2 * std::numbers::pi);
-  if (turns > rope.high_frequency_factor) return static_cast<float>(frequency);
+  if (turns >= rope.high_frequency_factor) return static_cast<float>(frequency);
   if (turns < rope.low_frequency_factor) return static_cast<float>(frequency / rope.factor);
   const double smooth = (turns - rope.low_frequency_factor) /
                         (rope.high_frequency_factor - rope.low_frequency_factor);

@@ -77,6 +77,9 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
       "Softmax over all experts before the choice, or over the chosen after it");
   schema.add("moe.normalize_top_k", &moe.normalize_top_k, "Scale the chosen scores to sum 1");
   schema.add("moe.score_scale", &moe.score_scale, "Factor on the probabilities", above(0));
+  schema.add("moe.probs_on_input", &moe.probs_on_input,
+             "Probabilities multiply what routed experts read instead of what they give, as in "
+             "Llama 4");
   schema.add("moe.router_bias", &moe.router_bias, "A learnt bias of the router's logits");
   schema.add_enum("moe.routing", &moe.routing,
                   {{"top_k", Routing::kTopK},

@@ -106,11 +106,13 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kChosenExperts:
       return axes.own_tokens();
     case Port::kPositions:
+    case Port::kTemperatures:
       return groups.policy.replicated_attention ? axes.own_tokens() : group_tokens(axes);
     case Port::kTokens:
     case Port::kGatheredLabels:
       return group_tokens(axes);
     case Port::kCuSeqlens:
+    case Port::kChunkBounds:
     case Port::kTokenOrder:
       return by_batch(axes, ShardState::replicated(), ShardState::varying());
     case Port::kLoss:
@@ -123,6 +125,7 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
       return max_logits(axes);
     case Port::kDropped:
       return by_batch(axes, ShardState::varying(), ShardState::varying());
+    case Port::kNormOnes:
     case Port::kNoise:
     case Port::kLossScale:
     case Port::kExpertBias:

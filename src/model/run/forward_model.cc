@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/mirrored_tensor.h"
+#include "model/batch/position_inputs.h"
 #include "model/run/layer_binder.h"
 #include "ops/paged_attention/paged_attention.h"
 #include "program/compile/compile.h"
@@ -117,7 +118,8 @@ struct ForwardModel::Impl : ForwardPrograms {
   int64_t chosen_rows;
   RecordedPass pass;
   MirroredTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
-  MirroredTensor cache_rows, page_table, cache_slots;  // of a paged cache
+  MirroredTensor chunk_bounds, temperatures, norm_ones;  // where the model's layers have them
+  MirroredTensor cache_rows, page_table, cache_slots;    // of a paged cache
   MirroredTensor rows_to_choose, rules;
   MirroredTensor replayed;          // I32 [MoE layers, T, K], where routing is replayed
   OwnedTensor chosen, host_chosen;  // the same, where it is told
@@ -140,6 +142,7 @@ struct ForwardModel::Impl : ForwardPrograms {
     labels = MirroredTensor(DType::kI32, row, device());
     positions = MirroredTensor(DType::kI32, row, device());
     cu_seqlens = MirroredTensor(DType::kI32, {shape.max_sequences + 1}, device());
+    allocate_places(row);
     start = MirroredTensor(DType::kI32, {1}, device());
     const bool paged = cache != nullptr && cache->shape().is_paged();
     cache_length = MirroredTensor(DType::kI32, {paged ? shape.max_sequences : 1}, device());
@@ -162,6 +165,26 @@ struct ForwardModel::Impl : ForwardPrograms {
     scale = MirroredTensor(DType::kF32, {1}, device());
     *scale.get().as<float>() = 1;
     scale.upload();
+  }
+
+  /// What follows from the tokens' places in their sequences.
+  void allocate_places(const Shape& row) {
+    const StageGroups groups = single_rank_groups();
+    const PortContext context{.config = config, .shape = shape, .groups = groups};
+    if (config.has_chunks()) {
+      const ValueType type = port_type(Port::kChunkBounds, context);
+      chunk_bounds = MirroredTensor(type.dtype, type.shape, device());
+    }
+    if (config.has_temperatures()) temperatures = MirroredTensor(DType::kF32, row, device());
+    norm_ones = make_norm_ones(config, device());
+  }
+  /// Gives layers the factors of the positions in hand.
+  void load_temperatures() const {
+    if (!config.has_temperatures()) return;
+    std::ranges::transform(
+        positions.get().span<int32_t>(), temperatures.get().as<float>(),
+        [rule = Temperatures(config)](int32_t position) { return rule.at(position); });
+    temperatures.upload();
   }
 
   void allocate(ForwardGoal goal) {
@@ -251,6 +274,9 @@ struct ForwardModel::Impl : ForwardPrograms {
     ports.set(Port::kLabels, labels);
     ports.set(Port::kPositions, positions);
     ports.set(Port::kCuSeqlens, cu_seqlens);
+    ports.set(Port::kChunkBounds, chunk_bounds);
+    ports.set(Port::kTemperatures, temperatures);
+    ports.set(Port::kNormOnes, norm_ones);
     ports.set(Port::kStart, start);
     ports.set(Port::kCacheLength, cache_length);
     ports.set(Port::kCacheRows, cache_rows);
@@ -360,6 +386,12 @@ Tensor ForwardModel::run_loss(const MicroBatch& batch) {
   load(batch.labels, impl_->labels);
   load(batch.positions, impl_->positions);
   load(batch.cu_seqlens, impl_->cu_seqlens);
+  if (impl_->config.has_chunks()) {
+    fill_chunk_bounds(batch.cu_seqlens.span<int32_t>(), impl_->config.window,
+                      impl_->chunk_bounds.get().span<int32_t>());
+    impl_->chunk_bounds.upload();
+  }
+  impl_->load_temperatures();
   if (impl_->shape.replays_routing) {
     const auto replayed = impl_->replayed.get().span<int32_t>();
     std::ranges::fill(replayed, -1);
@@ -394,6 +426,7 @@ Tensor ForwardModel::run_logits(std::span<const int32_t> tokens) {
   for (const MirroredTensor* given :
        {&impl.tokens, &impl.positions, &impl.start, &impl.cache_length})
     given->upload();
+  impl.load_temperatures();
   const Tensor logits = impl.run();
   impl.cache->set_length(end);
   return logits;
@@ -427,6 +460,7 @@ ChosenTokens ForwardModel::run_sequences(const SequenceRows& rows) {
   give(rows.lengths, impl.cache_length, int32_t{0});
   give(rows.page_table, impl.page_table, int32_t{0});
   give(rows.slots, impl.cache_slots, int32_t{0});
+  impl.load_temperatures();
   give(impl.place_rules(rows), impl.rules, TokenRule{.given = TokenRule::kNothing});
   impl.run_programs();
   impl.device().synchronize();

@@ -366,6 +366,26 @@ inline std::vector<Case> gradient_cases() {
                   c.value_multiplier = 0.7;
                   c.attention_gate = true;
                 }),
+      make_case("chunks_and_temperatures",
+                [](ModelConfig& c) {
+                  c.qk_norm = QkNorm::kL2;
+                  c.norm_after_rotation = true;
+                  c.window = 3;
+                  c.window_kind = WindowKind::kChunked;
+                  c.window_layers = {1};
+                  c.own_window_rope = true;
+                  c.window_rope = {.base = 50, .interleaved = true};
+                  c.rope.fraction = 0;
+                  c.temperature_scale = 0.5;
+                  c.temperature_length = 2;
+                }),
+      make_case("probabilities_on_input",
+                [](ModelConfig& c) {
+                  c.moe.probs_on_input = true;
+                  c.moe.score = ScoreFunction::kSigmoid;
+                  c.moe.normalize_top_k = false;
+                  c.moe.shared_inner_size = 5;
+                }),
       make_case("softplus_gates",
                 [](ModelConfig& c) {
                   c.attention_gate = true;

@@ -44,7 +44,8 @@ std::string_view projection_of(const ModelConfig& config, std::string_view weigh
 }  // namespace
 
 std::optional<ClippedRows> find_clipped_rows(const ModelConfig& config, std::string_view weight) {
-  ensure(config.qk_norm != QkNorm::kHead, "QK clip of heads that are normed one by one");
+  ensure(config.qk_norm != QkNorm::kHead && config.qk_norm != QkNorm::kL2,
+         "QK clip of heads that are normed one by one");
   if (config.is_latent()) return find_latent(config, weight);
   const std::string_view projection = projection_of(config, weight);
   if (projection.empty()) return std::nullopt;

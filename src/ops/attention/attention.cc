@@ -28,6 +28,9 @@ void check_spec(const AttentionSpec& spec) {
           "attention: scale = {} must be positive (or 0 for 1/sqrt(head_size))", spec.scale);
   require(spec.window >= 0, "attention: window = {} must not be negative (0 for none)",
           spec.window);
+  require(spec.chunk >= 0 && (spec.chunk == 0 || spec.window == 0),
+          "attention: chunk = {} must not be negative (0 for none), nor be beside window = {}",
+          spec.chunk, spec.window);
   require(spec.sequence_length >= 0, "attention: sequence_length = {} must not be negative",
           spec.sequence_length);
 }
@@ -55,6 +58,7 @@ std::string AttentionOperator::attributes() const {
     text += fmt::format(" head_size_v={}", spec_.head_size_v);
   text += fmt::format(" scale={:.6g}", spec_.scale);
   if (spec_.window > 0) text += fmt::format(" window={}", spec_.window);
+  if (spec_.chunk > 0) text += fmt::format(" chunk={}", spec_.chunk);
   return text;
 }
 
@@ -79,6 +83,11 @@ void AttentionOperator::check_qkv(const ValueType& q, const ValueType& k,
 double AttentionOperator::sequence_flops(double num_queries, double num_keys) const {
   const double queries = std::min(num_queries, num_keys);
   const auto pairs_up_to = [&](double length) {
+    if (spec_.chunk > 0) {
+      const auto chunk = static_cast<double>(spec_.chunk);
+      const double last = std::fmod(length, chunk);
+      return (length - last) * (chunk + 1) / 2 + last * (last + 1) / 2;
+    }
     const double full =
         spec_.window > 0 ? std::min<double>(length, static_cast<double>(spec_.window)) : length;
     return full * (full + 1) / 2 + (length - full) * full;
@@ -99,6 +108,8 @@ std::vector<ValueType> AttentionOperator::infer_forward(std::span<const ValueTyp
               inputs.size());
   const ValueType& q = inputs[kQ];
   check_qkv(q, inputs[kK], inputs[kV]);
+  check_shape(*this, spec().chunk == 0, "packed sequences are given as their chunks of {} tokens",
+              spec().chunk);
   check_shape(*this, inputs[kK].shape[0] == q.shape[0], "{} queries but {} keys", q.shape[0],
               inputs[kK].shape[0]);
   const ValueType& ends = inputs[kForwardCuSeqlens];

@@ -12,7 +12,8 @@ namespace tessera {
 
 /// What an attention layer computes: for query i and visible key j of the same sequence,
 ///   o_i = sum_j softmax_j(scale · q_i·k_j) v_j,
-/// key j being visible where j <= i and, with a window, i - window < j. Query head n uses
+/// key j being visible where j <= i and, with a window, i - window < j, or with chunks, both are of
+/// the same `chunk` positions counted from a multiple of it. Query head n uses
 /// key-value head n / (num_heads / num_kv_heads).
 struct AttentionSpec {
   int64_t num_heads = 1;
@@ -21,6 +22,8 @@ struct AttentionSpec {
   int64_t head_size_v = 0;  ///< 0: head_size
   double scale = 0;         ///< 0: 1 / sqrt(head_size)
   int64_t window = 0;       ///< 0: every earlier token is visible
+  /// Of attention over caches; 0: none. Packed sequences are given cut into chunks instead.
+  int64_t chunk = 0;
   /// Typical tokens of a sequence (of the cache), for the cost alone; 0: all tokens are one.
   int64_t sequence_length = 0;
 

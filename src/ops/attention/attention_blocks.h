@@ -233,6 +233,29 @@ void for_each_span(std::span<const int32_t> cu_seqlens, const IndexRange& run, i
   }
 }
 
+/// Calls visit(part) for the parts of a span in chunks of `chunk` positions, of which the first in
+/// hand is sequence `sequence`; 0: for the span.
+template <typename Visit>
+void for_each_chunk(const TokenSpan& span, int64_t chunk, int64_t sequence, const Visit& visit) {
+  TokenSpan part = span;
+  part.sequence = sequence;
+  for (; part.begin < span.end; part.begin = part.end, ++part.sequence) {
+    if (chunk > 0) part.end = std::min(span.end, (part.begin / chunk + 1) * chunk);
+    visit(part);
+  }
+}
+
+/// Most chunks that hold some of `num_tokens` new tokens of `num_sequences` sequences; 0 tokens a
+/// chunk: the sequences.
+inline int64_t most_chunks(int64_t num_sequences, int64_t num_tokens, int64_t chunk) {
+  return chunk > 0 ? 2 * num_sequences + num_tokens / chunk : num_sequences;
+}
+
+/// The first position that sequences' new tokens, from `begin` on, see.
+inline int64_t first_seen(int64_t begin, int64_t chunk) {
+  return chunk > 0 ? begin / chunk * chunk : 0;
+}
+
 /// Scratch memory in one part for each thread that runs.
 struct ThreadScratch {
   std::byte* base = nullptr;

@@ -42,6 +42,15 @@ OwnedTensor cache_of(const Tensor& matrix, int64_t valid, int64_t capacity) {
   return cache;
 }
 
+/// The bounds of a sequence's chunks, which training takes for sequences.
+OwnedTensor bounds_of(const AttentionSpec& spec, int64_t length) {
+  const int64_t chunk = spec.chunk > 0 ? spec.chunk : length;
+  std::vector<int32_t> bounds = {0};
+  while (bounds.back() < length)
+    bounds.push_back(static_cast<int32_t>(std::min(length, bounds.back() + chunk)));
+  return testing::tensor_of_i32({std::ssize(bounds)}, bounds);
+}
+
 /// One sequence, and what the training forward makes of it.
 struct Sequence {
   AttentionSpec spec;
@@ -56,8 +65,10 @@ struct Sequence {
     inputs.push_back(constant(rows_of(q, 0, length), "q"));
     inputs.push_back(constant(rows_of(k, 0, length), "k"));
     inputs.push_back(constant(rows_of(v, 0, length), "v"));
-    inputs.push_back(constant(testing::tensor_of_i32({2}, {0, static_cast<int32_t>(length)}), "c"));
-    auto outputs = testing::run_operator(*make_attention(spec), kernels(), inputs);
+    inputs.push_back(constant(bounds_of(spec, length), "c"));
+    AttentionSpec packed = spec;
+    packed.chunk = 0;
+    auto outputs = testing::run_operator(*make_attention(packed), kernels(), inputs);
     o = std::move(outputs[0]);
     lse = std::move(outputs[1]);
   }
@@ -120,11 +131,31 @@ TEST_P(AttentionCachedTest, ChunksGiveTheBitsOfTraining) {
   }
 }
 
+TEST_P(AttentionCachedTest, ChunksOfASequenceAreSeenAlone) {
+  AttentionSpec spec = heads(4, 2, 24, 16);
+  for (const int64_t chunk : {1, 7, 64, 130, 299, 300, 1000}) {
+    spec.chunk = chunk;
+    const Sequence sequence(spec, 300, GetParam());
+    for (const int64_t part : {1, 50, 300}) sequence.expect_chunks_match(part);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, AttentionCachedTest, ::testing::Values(DType::kF32, DType::kBF16));
 
 TEST(AttentionCachedLimitsTest, NoQueriesGiveNoRows) {
   const Sequence sequence(heads(2, 1, 8, 8), 5, DType::kF32);
   EXPECT_EQ(sequence.run_cached(5, 5, 8, 5)[0].get().shape, (Shape{0, 16}));
+}
+
+TEST(AttentionCachedLimitsTest, RefusesChunksWhereTheyAreNot) {
+  AttentionSpec spec = heads(2, 1, 8, 8);
+  spec.chunk = 3;
+  const ValueType q{DType::kF32, {4, 16}};
+  const ValueType k{DType::kF32, {4, 8}};
+  EXPECT_THROW(make_attention(spec)->infer(std::vector{q, k, k, ValueType{DType::kI32, {2}}}),
+               UserError);
+  spec.window = 3;
+  EXPECT_THROW(make_attention_cached(spec), UserError);
 }
 
 TEST(AttentionCachedLimitsTest, RefusesBadLengths) {

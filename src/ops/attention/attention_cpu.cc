@@ -46,9 +46,13 @@ void attention_cached_kernel(const AttentionCached& op, const KernelArgs& args) 
               "cache_length = {} must be at least the {} new tokens and at most the capacity {}",
               length, queries, capacity);
   Carver carver(args.workspace.data());
-  WorkList work = take_work(op, queries, 1, carver);
-  work.add_queries({.row_of_zero = queries - length, .begin = length - queries, .end = length});
-  work.add_keys({.end = length});
+  const int64_t chunk = op.spec().chunk;
+  const int64_t before = length - queries;
+  WorkList work = take_work(op, queries, most_chunks(1, queries, chunk), carver);
+  for_each_chunk({.row_of_zero = -before, .begin = before, .end = length}, chunk, 0,
+                 [&](const TokenSpan& part) { work.add_queries(part); });
+  for_each_chunk({.begin = first_seen(before, chunk), .end = length}, chunk, 0,
+                 [&](const TokenSpan& part) { work.add_keys(part); });
   run_forward(make_forward_pass(op, args, work), rest(args, carver));
 }
 
@@ -112,7 +116,9 @@ int64_t attention_workspace(const Attention& op, std::span<const ValueType> inpu
 }
 
 int64_t attention_cached_workspace(const AttentionCached& op, std::span<const ValueType> inputs) {
-  return work_bytes(op, inputs[kQ].shape[0], 1) + forward_scratch_bytes(op, inputs[kQ].dtype);
+  const int64_t queries = inputs[kQ].shape[0];
+  return work_bytes(op, queries, most_chunks(1, queries, op.spec().chunk)) +
+         forward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
 int64_t attention_backward_workspace(const AttentionBackward& op,

@@ -22,6 +22,7 @@ Heads heads_of(const AttentionSpec& spec, const KernelArgs& args) {
           .head_size = static_cast<int>(spec.head_size),
           .head_size_v = static_cast<int>(spec.head_size_v),
           .window = has_window ? static_cast<int>(spec.window) : 0,
+          .chunk = spec.chunk < args.in(Input::kK).shape[0] ? static_cast<int>(spec.chunk) : 0,
           .num_rows = args.in(Input::kQ).shape[0],
           .scale = static_cast<float>(spec.scale)};
 }

@@ -128,6 +128,7 @@ struct Heads {
   int head_size;
   int head_size_v;
   int window;        ///< 0: none
+  int chunk;         ///< 0: none; of the exact forward kernel alone
   int64_t num_rows;  ///< T: the stride of lse and delta, [N, T]
   float scale;
 };

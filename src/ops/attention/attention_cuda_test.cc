@@ -183,6 +183,16 @@ TEST_F(AttentionCudaTest, Cached) {
   }
 }
 
+TEST_F(AttentionCudaTest, CachedChunks) {
+  AttentionSpec spec = heads(4, 2, 64);
+  for (const int64_t chunk : {1, 50, 64, 130}) {
+    spec.chunk = chunk;
+    check_cached(spec, 1, 200);
+    check_cached(spec, 70, 130);
+    check_cached(spec, 300, 300);
+  }
+}
+
 // Blocks that take several pieces in turn, a sequence of more than one piece, one without tokens.
 
 /// On the tensor cores, with pairs that are kept.

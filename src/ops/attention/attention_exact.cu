@@ -152,6 +152,12 @@ __device__ bool is_visible(const Span& queries, int window, int query, int key) 
          (window == 0 || query - key < window);
 }
 
+/// The first key that a query sees.
+__device__ int first_seen(const Heads& heads, int query) {
+  if (heads.chunk > 0) return query / heads.chunk * heads.chunk;
+  return heads.window == 0 ? 0 : max(0, query - heads.window + 1);
+}
+
 /// Over the kSide threads that share rows.
 template <typename Combine>
 __device__ float reduce(float value, const Combine& combine) {
@@ -250,8 +256,9 @@ struct Worker {
     };
     if constexpr (kResult == Result::kOutput) {
       each([&](int i, int j, int at_query, int at_key) {
-        factors[i][j] =
-            is_visible(span, heads.window, at_query, at_key) ? factors[i][j] * to_log2 : -INFINITY;
+        const bool visible = is_visible(span, heads.window, at_query, at_key) &&
+                             (heads.chunk == 0 || at_key >= first_seen(heads, at_query));
+        factors[i][j] = visible ? factors[i][j] * to_log2 : -INFINITY;
       });
       softmax.add(factors, sums);
       return;
@@ -314,7 +321,7 @@ struct Worker {
       }
     } else {
       span = span_at(0);
-      const int seen = window == 0 ? 0 : max(0, item.first - window + 1);
+      const int seen = first_seen(params.heads, item.first);
       const int end = min(item.length, item.first + kBlock);
       for (int key = seen / kBlock * kBlock; key < end; key += kBlock)
         run_tile(row_head, item.first, key, softmax, sums);

@@ -75,8 +75,7 @@ __device__ Query find_query(const PagedQueries& p, int row) {
     fail("paged_attention: a sequence shorter than its new tokens, or longer than its pages",
          length);
   const int position = length - own + row - p.cu_seqlens[sequence];
-  const int64_t first = p.window > 0 ? position - p.window + 1 : 0;
-  return {sequence, first > 0 ? static_cast<int>(first) : 0, position + 1};
+  return {sequence, first_seen_key(position, p.window, p.chunk), position + 1};
 }
 
 /// The part of what a query sees that is in a run.

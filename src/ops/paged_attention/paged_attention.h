@@ -36,9 +36,10 @@ class PageWrite final : public Operator {
 /// cu_seqlens I32 [S + 1], lengths I32 [S], page_table I32 [S, M]. Rows cu_seqlens[s] to
 /// cu_seqlens[s + 1] of q are the last tokens of sequence s, which has lengths[s] of them; token p
 /// is row p mod kPageTokens of page page_table[s, p / kPageTokens]. Outputs o A [T, N·Dv] and lse
-/// F32 [N, T], with the bits that make_attention gives for these tokens; zeros for the rows after
-/// cu_seqlens[S]. UserError where bounds fall, a sequence is longer than M pages or shorter than
-/// its new tokens, or a page is not there. No gradient.
+/// F32 [N, T], with the bits that make_attention gives for these tokens (with chunks that are not
+/// whole pages, but for rounding); zeros for the rows after cu_seqlens[S]. UserError where bounds
+/// fall, a sequence is longer than M pages or shorter than its new tokens, or a page is not there.
+/// No gradient.
 class PagedAttention final : public AttentionOperator {
  public:
   static constexpr std::string_view kName = "paged_attention";

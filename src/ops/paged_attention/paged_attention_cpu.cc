@@ -47,11 +47,13 @@ PagedInputs paged_inputs(const KernelArgs& args) {
 
 WorkList take_paged_work(const PagedAttention& op, const Shape& q, const Shape& table,
                          Carver& carver) {
-  return {table[0], table[0] * std::max<int64_t>(table[1], 1), q[0], block_positions(op), carver};
+  const int64_t parts = most_chunks(table[0], q[0], op.spec().chunk);
+  return {parts, table[0] * table[1] + parts, q[0], block_positions(op), carver};
 }
 
-/// Adds the new tokens of one sequence and its keys, page by page.
-void add_sequence(const PagedAttention& op, const PagedInputs& x, int64_t sequence,
+/// Adds the new tokens of one sequence and its keys, page by page, as sequences from number `next`
+/// on: one for each chunk that new tokens are of.
+void add_sequence(const PagedAttention& op, const PagedInputs& x, int64_t sequence, int64_t& next,
                   WorkList& work) {
   const int64_t first = x.bounds[sequence];
   const int64_t count = x.bounds[sequence + 1] - first;
@@ -61,18 +63,25 @@ void add_sequence(const PagedAttention& op, const PagedInputs& x, int64_t sequen
               "sequence {} has {} tokens; expected at least the {} new ones and at most {} pages "
               "of {}",
               sequence, length, count, x.pages_per_sequence, kPageTokens);
-  work.add_queries({.sequence = sequence,
-                    .row_of_zero = first - (length - count),
-                    .begin = length - count,
-                    .end = length});
-  for (int64_t begin = 0; begin < length; begin += kPageTokens) {
+  const int64_t chunk = op.spec().chunk;
+  const int64_t before = length - count;
+  const int64_t from = first_seen(before, chunk);
+  const int64_t own = next;
+  for_each_chunk({.row_of_zero = first - before, .begin = before, .end = length}, chunk, own,
+                 [&](const TokenSpan& part) {
+                   work.add_queries(part);
+                   next = part.sequence + 1;
+                 });
+  for (int64_t begin = from / kPageTokens * kPageTokens; begin < length; begin += kPageTokens) {
     const int64_t page = x.table[sequence * x.pages_per_sequence + begin / kPageTokens];
     check_shape(op, page >= 0 && page < x.num_pages, "page {} of sequence {}; there are {}", page,
                 sequence, x.num_pages);
-    work.add_keys({.sequence = sequence,
-                   .row_of_zero = page * kPageTokens - begin,
-                   .begin = begin,
-                   .end = std::min(begin + kPageTokens, length)});
+    const TokenSpan keys = {.row_of_zero = page * kPageTokens - begin,
+                            .begin = std::max(begin, from),
+                            .end = std::min(begin + kPageTokens, length)};
+    const int64_t chunks_before = chunk > 0 ? (keys.begin - from) / chunk : 0;
+    for_each_chunk(keys, chunk, own + chunks_before,
+                   [&](const TokenSpan& part) { work.add_keys(part); });
   }
 }
 
@@ -94,7 +103,8 @@ void paged_attention(const PagedAttention& op, const KernelArgs& args) {
   check_cu_seqlens(op, x.bounds, x.bounds.back());
   Carver carver(args.workspace.data());
   WorkList work = take_paged_work(op, args.in(Op::kQ).shape, args.in(Op::kPageTable).shape, carver);
-  for (int64_t s = 0; s < std::ssize(x.lengths); ++s) add_sequence(op, x, s, work);
+  int64_t next = 0;
+  for (int64_t s = 0; s < std::ssize(x.lengths); ++s) add_sequence(op, x, s, next, work);
   run_forward(make_forward_pass(op, args, work), args.workspace.subspan(carver.used()));
   clear_rows_after(args.out(attention::kO), args.out(attention::kLse), x.bounds.back());
 }

@@ -55,6 +55,7 @@ void paged_attention(const PagedAttention& op, const Args<PagedAttention>& args)
        .head_size_v = static_cast<int>(spec.head_size_v),
        .scale = static_cast<float>(spec.scale),
        .window = spec.window,
+       .chunk = spec.chunk,
        .q = q.data,
        .keys = args.in(Op::kKeyPages).data,
        .values = args.in(Op::kValuePages).data,

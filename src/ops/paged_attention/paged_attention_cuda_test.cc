@@ -115,6 +115,16 @@ TEST_F(PagedAttentionCuda, PromptsOfAnyLength) {
   check(heads(32, 4, 128, 128), {{1500, 1500}}, 0, 12);
 }
 
+/// Chunks of fewer tokens than a page, of whole pages, and of more.
+TEST_F(PagedAttentionCuda, ChunksOfSequences) {
+  AttentionSpec spec = heads(4, 2, 64, 64);
+  for (const int64_t chunk : {1, 9, 100, 128, 200, 2000}) {
+    spec.chunk = chunk;
+    check(spec, kPieces, 2, 11);
+    check(spec, {{64, 64}, {300, 33}, {257, 257}, {1, 1}}, 1, 6);
+  }
+}
+
 TEST_F(PagedAttentionCuda, PromptsOfManySequences) {
   std::vector<Piece> pieces;
   for (int i = 0; i < 300; ++i) pieces.push_back({i % 7 + i % 50, i % 7});

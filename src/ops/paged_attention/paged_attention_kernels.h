@@ -53,6 +53,7 @@ struct PagedQueries {
   int head_size_v;
   float scale;
   int64_t window;
+  int64_t chunk;
   const void* q;
   const void* keys;
   const void* values;
@@ -66,6 +67,15 @@ struct PagedQueries {
   bool prompts_apart = false;  ///< sequences that are read as prompts are launch_paged_prompts'
 };
 void launch_paged_attention(const PagedQueries& call, cudaStream_t stream);
+
+#ifdef __CUDACC__
+/// The first key that the token at `position` sees.
+__device__ inline int first_seen_key(int position, int64_t window, int64_t chunk) {
+  if (chunk > 0) return static_cast<int>(position / chunk * chunk);
+  const int64_t first = window > 0 ? position - window + 1 : 0;
+  return first > 0 ? static_cast<int>(first) : 0;
+}
+#endif
 
 /// The sequences of a call that are read as prompts.
 void launch_paged_prompts(const PagedQueries& call, cudaStream_t stream);

@@ -88,9 +88,14 @@ struct Batch {
     inputs.push_back(constant(all_q, "q"));
     inputs.push_back(constant(k, "k"));
     inputs.push_back(constant(v, "v"));
-    inputs.push_back(
-        constant(tensor_of_i32({2}, {0, static_cast<int32_t>(piece.length)}), "cu_seqlens"));
-    const auto trained = testing::run_operator(*make_attention(spec), kernels(), inputs);
+    AttentionSpec packed = spec;  // given as chunks
+    packed.chunk = 0;
+    const int64_t chunk = spec.chunk > 0 ? spec.chunk : std::max<int64_t>(piece.length, 1);
+    std::vector<int32_t> ends = {0};
+    while (ends.back() < piece.length)
+      ends.push_back(static_cast<int32_t>(std::min(piece.length, ends.back() + chunk)));
+    inputs.push_back(constant(tensor_of_i32({std::ssize(ends)}, ends), "cu_seqlens"));
+    const auto trained = testing::run_operator(*make_attention(packed), kernels(), inputs);
     const int64_t old = piece.length - piece.count;
     const int64_t first = bounds.back();
     copy_rows(all_q, old, q, first, piece.count);
@@ -147,6 +152,24 @@ TEST_P(PagedAttentionTest, SequencesOfAnyLengthHaveTheBitsOfTraining) {
   Batch(heads(4, 2, 16, 16), GetParam(), pieces, 0).expect_bits_of_training();
   Batch(heads(6, 2, 24, 40, 50), GetParam(), pieces, 3).expect_bits_of_training();
   Batch(heads(2, 2, 33, 17, 130), GetParam(), pieces, 1).expect_bits_of_training();
+}
+
+TEST_P(PagedAttentionTest, ChunksOfSequencesAreSeenAlone) {
+  const std::vector<Piece> pieces = {{1, 1},   {127, 1},   {0, 0},     {128, 5},
+                                     {300, 1}, {129, 129}, {260, 131}, {5, 0}};
+  AttentionSpec spec = heads(4, 2, 24, 16);
+  for (const int64_t chunk : {128, 256, 1000}) {
+    spec.chunk = chunk;
+    Batch(spec, GetParam(), pieces, 2).expect_bits_of_training();
+  }
+  for (const int64_t chunk : {1, 9, 100, 130}) {  // which pages cut into other tiles
+    spec.chunk = chunk;
+    const Batch batch(spec, GetParam(), pieces, 2);
+    const double tolerance = GetParam() == DType::kF32 ? 1e-5 : 2e-2;
+    const auto actual = batch.run();
+    testing::expect_rows_near(actual[0], batch.expected_o, tolerance, "o");
+    testing::expect_rows_near(actual[1], batch.expected_lse, tolerance, "lse");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, PagedAttentionTest, ::testing::Values(DType::kF32, DType::kBF16));

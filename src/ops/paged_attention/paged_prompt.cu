@@ -67,16 +67,14 @@ struct Rows {
   int first_token;     // of the sequence, in the batch
   int first_position;  // of its first new token
   int64_t window;
+  int64_t chunk;
 
   __device__ bool is_there(int row) const { return first + row < count; }
   __device__ int token(int row) const { return (first + row) / shared_by; }
   __device__ int head(int row) const { return (first + row) % shared_by; }
   /// The last key that a row sees, and the first.
   __device__ int last_key(int row) const { return first_position + token(row); }
-  __device__ int first_key(int row) const {
-    const int64_t key = window > 0 ? last_key(row) - window + 1 : 0;
-    return key > 0 ? static_cast<int>(key) : 0;
-  }
+  __device__ int first_key(int row) const { return first_seen_key(last_key(row), window, chunk); }
   __device__ int last_row() const { return min(kRows, count - first) - 1; }
 };
 
@@ -240,8 +238,8 @@ __global__ void __launch_bounds__(kThreads, 2) attend_prompts(const PagedQueries
   if (count > length || length > p.pages_per_sequence * static_cast<int>(kPageTokens))
     fail("paged_attention: a sequence shorter than its new tokens, or longer than its pages",
          length);
-  const Rows rows{shared_by,   tile.idx * kRows, count * shared_by,
-                  first_token, length - count,   p.window};
+  const Rows rows{shared_by, tile.idx * kRows, count * shared_by, first_token, length - count,
+                  p.window,  p.chunk};
   const auto* const q = static_cast<const BFloat16*>(p.q);
   load_lines<kHead, kRows>(shared.q, q, [&](int row) -> const BFloat16* {
     if (!rows.is_there(row)) return nullptr;

@@ -3,7 +3,19 @@
 namespace tessera {
 namespace {
 
-void check_gate(const Operator& op, const ValueType& y, const ValueType& logit) {
+void check_factors(const Operator& op, const ValueType& y, const ValueType& factors) {
+  check_shape(op, y.shape.rank() == 2 && is_storage(y.dtype), "y must be f32 or bf16 [T,H], got {}",
+              y.to_string());
+  check_shape(op,
+              factors.dtype == DType::kF32 && factors.shape == Shape{y.shape[0]} &&
+                  factors.ragged() == y.ragged(),
+              "factors are {}, expected f32 [{}], one for each row of y {}", factors.to_string(),
+              y.shape[0], y.to_string());
+}
+
+void check_gate(const Operator& op, const GateSpec& spec, const ValueType& y,
+                const ValueType& logit) {
+  if (spec.function == GateFunction::kIdentity) return check_factors(op, y, logit);
   check_shape(op, y.shape.rank() == 2 && logit.shape.rank() == 2,
               "takes y [T,H] and logit [T,G], got {} and {}", y.to_string(), logit.to_string());
   const bool fits = logit.shape[1] > 0 && y.shape[1] % logit.shape[1] == 0;
@@ -14,6 +26,7 @@ void check_gate(const Operator& op, const ValueType& y, const ValueType& logit) 
 }
 
 std::string attributes_of(const GateSpec& spec) {
+  if (spec.function == GateFunction::kIdentity) return "identity";
   const char* const function = spec.function == GateFunction::kSoftplus ? "softplus" : "";
   if (!spec.of_heads) return function;
   return *function == '\0' ? "heads" : "softplus, heads";
@@ -31,7 +44,7 @@ std::string SigmoidGateBackward::attributes() const {
 
 std::vector<ValueType> SigmoidGate::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes two inputs, got {}", inputs.size());
-  check_gate(*this, inputs[kX], inputs[kLogit]);
+  check_gate(*this, spec_, inputs[kX], inputs[kLogit]);
   return {inputs[kX]};
 }
 
@@ -47,7 +60,7 @@ void SigmoidGate::differentiate(GradientBuilder& builder) const {
 
 std::vector<ValueType> SigmoidGateBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 3, "takes three inputs, got {}", inputs.size());
-  check_gate(*this, inputs[kX], inputs[kLogit]);
+  check_gate(*this, spec_, inputs[kX], inputs[kLogit]);
   check_shape(*this, inputs[kGrad] == inputs[kX], "the gradient is {}, expected {}",
               inputs[kGrad].to_string(), inputs[kX].to_string());
   return {inputs[kX], inputs[kLogit]};

@@ -8,6 +8,8 @@ namespace tessera::cuda {
 namespace {
 
 struct SigmoidFunction {
+  template <typename T>
+  using Logit = T;
   static __device__ __forceinline__ float value(float logit) { return sigmoid(logit); }
   /// `sum` is of gradients times values.
   static __device__ __forceinline__ float grad(float /*logit*/, float gate, float sum) {
@@ -21,6 +23,8 @@ struct SigmoidFunction {
 };
 
 struct SoftplusFunction {
+  template <typename T>
+  using Logit = T;
   static __device__ __forceinline__ float value(float logit) {
     return fmaxf(logit, 0.0F) + log1pf(expf(-fabsf(logit)));
   }
@@ -33,18 +37,29 @@ struct SoftplusFunction {
   }
 };
 
+/// Factors of rows.
+struct IdentityFunction {
+  template <typename T>
+  using Logit = float;
+  static __device__ __forceinline__ float value(float logit) { return logit; }
+  static __device__ __forceinline__ float grad(float /*logit*/, float /*gate*/, float sum) {
+    return sum;
+  }
+};
+
 template <typename Function, typename T, int kWidth>
 struct SigmoidGateMap {
+  using Logit = typename Function::template Logit<T>;
   static constexpr int kUnroll = 1;
   static constexpr int kBlocks = 8;
   struct Loaded {
     Pack<T, kWidth> y;
-    T logit;
+    Logit logit;
   };
 
   int64_t width;
   const T* y;
-  const T* logit;
+  const Logit* logit;
   T* out;
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
@@ -131,8 +146,9 @@ constexpr int kBatch = 4;
 // A warp for each row, which loads up to kBatch vectors of both operands at once.
 template <typename Function, typename T, int kWidth>
 __global__ void __launch_bounds__(32 * kWarps)
-    gate_rows_backward(RowCount rows, int width, const T* y, const T* logit, const T* grad,
-                       T* grad_y, T* grad_logit) {
+    gate_rows_backward(RowCount rows, int width, const T* y,
+                       const typename Function::template Logit<T>* logit, const T* grad, T* grad_y,
+                       typename Function::template Logit<T>* grad_logit) {
   wait_for_earlier();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= rows.in_use()) return;
@@ -171,7 +187,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     store(grad_logit + row, Floats<1>{Function::grad(own_logit, gate, dot)});
 }
 
-/// Calls run.operator()<Function>().
+/// Calls run.operator()<Function>() with a function of logits.
 template <typename Run>
 void with_function(GateFunction function, Run run) {
   if (function == GateFunction::kSoftplus) return run.template operator()<SoftplusFunction>();
@@ -209,9 +225,9 @@ template <typename Function>
 void launch_row_gates(const SigmoidGateRows& call, void* out, cudaStream_t stream) {
   const bool vectors = are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, out);
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-    launch_map(SigmoidGateMap<Function, T, kWidth>{call.width, static_cast<const T*>(call.y),
-                                                   static_cast<const T*>(call.logit),
-                                                   static_cast<T*>(out)},
+    using Map = SigmoidGateMap<Function, T, kWidth>;
+    launch_map(Map{call.width, static_cast<const T*>(call.y),
+                   static_cast<const typename Map::Logit*>(call.logit), static_cast<T*>(out)},
                call.rows, call.width / kWidth, stream);
   });
 }
@@ -223,17 +239,20 @@ void launch_row_gates_backward(const SigmoidGateRows& call, const SigmoidGateGra
   const bool vectors =
       are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, grads.grad, grads.grad_y);
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    using Logit = typename Function::template Logit<T>;
     const auto blocks = static_cast<unsigned>(divide_up(call.rows.bound, kWarps));
     launch_early(gate_rows_backward<Function, T, kWidth>, {blocks, 32 * kWarps}, stream, call.rows,
                  static_cast<int>(call.width), static_cast<const T*>(call.y),
-                 static_cast<const T*>(call.logit), static_cast<const T*>(grads.grad),
-                 static_cast<T*>(grads.grad_y), static_cast<T*>(grads.grad_logit));
+                 static_cast<const Logit*>(call.logit), static_cast<const T*>(grads.grad),
+                 static_cast<T*>(grads.grad_y), static_cast<Logit*>(grads.grad_logit));
   });
 }
 
 }  // namespace
 
 void launch_sigmoid_gate(const SigmoidGateRows& call, void* out, cudaStream_t stream) {
+  if (call.function == GateFunction::kIdentity)
+    return launch_row_gates<IdentityFunction>(call, out, stream);
   with_function(call.function, [&]<typename Function>() {
     call.of_elements ? launch_element_gates<Function>(call, out, stream)
                      : launch_row_gates<Function>(call, out, stream);
@@ -242,6 +261,8 @@ void launch_sigmoid_gate(const SigmoidGateRows& call, void* out, cudaStream_t st
 
 void launch_sigmoid_gate_backward(const SigmoidGateRows& call, const SigmoidGateGrads& grads,
                                   cudaStream_t stream) {
+  if (call.function == GateFunction::kIdentity)
+    return launch_row_gates_backward<IdentityFunction>(call, grads, stream);
   with_function(call.function, [&]<typename Function>() {
     call.of_elements ? launch_element_gates_backward<Function>(call, grads, stream)
                      : launch_row_gates_backward<Function>(call, grads, stream);

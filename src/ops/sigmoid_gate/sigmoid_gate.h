@@ -13,7 +13,8 @@ struct GateSpec {
 
 /// y · gate(logit), row by row, the gate of a shared expert (Qwen2-MoE), element by element, that
 /// of attention (Qwen3-Next), or head by head (Laguna): logit g is of the elements from g · H / G
-/// on. (y A [T,H], logit A [T,G], where G divides H) -> A [T,H].
+/// on. (y A [T,H], logit A [T,G], where G divides H) -> A [T,H]. With GateFunction::kIdentity the
+/// logits are factors of rows, F32 [T].
 class SigmoidGate final : public Operator {
  public:
   static constexpr std::string_view kName = "sigmoid_gate";

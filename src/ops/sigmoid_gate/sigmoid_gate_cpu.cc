@@ -19,17 +19,29 @@ float softplus_of(float x) {
 }
 
 float gate_of(GateFunction function, float logit) {
+  if (function == GateFunction::kIdentity) return logit;
   return function == GateFunction::kSoftplus ? softplus_of(logit) : sigmoid_of(logit);
 }
 
-/// What one logit gates is a row of `y` seen as [rows · G, H / G].
-template <typename T>
+/// The gradient of a logit with that gate, of the sum of gradients times values.
+float grad_of(GateFunction function, float logit, float gate, float sum) {
+  if (function == GateFunction::kIdentity) return sum;
+  return function == GateFunction::kSoftplus ? sum * sigmoid_of(logit) : sum * gate * (1.0F - gate);
+}
+
+/// G; factors are of whole rows.
+int64_t groups_of(const Tensor& logit) {
+  return logit.shape.rank() == 1 ? 1 : logit.shape[1];
+}
+
+/// What one logit, of type L, gates is a row of `y` seen as [rows · G, H / G].
+template <typename T, typename L>
 void gate_rows(const SigmoidGate& op, const Args<SigmoidGate>& args) {
   using Op = SigmoidGate;
   const T* y = args.in(Op::kX).as<T>();
-  const T* logit = args.in(Op::kLogit).as<T>();
+  const L* logit = args.in(Op::kLogit).as<L>();
   T* out = args.out(Op::kY).as<T>();
-  const int64_t groups = args.in(Op::kLogit).shape[1];
+  const int64_t groups = groups_of(args.in(Op::kLogit));
   const int64_t width = args.in(Op::kX).shape.last() / groups;
   const int64_t rows = args.in(Op::kX).shape[0] * groups;
 #pragma omp parallel for schedule(static)
@@ -42,15 +54,15 @@ void gate_rows(const SigmoidGate& op, const Args<SigmoidGate>& args) {
   }
 }
 
-template <typename T>
+template <typename T, typename L>
 void gate_rows_backward(const SigmoidGateBackward& op, const Args<SigmoidGateBackward>& args) {
   using Op = SigmoidGateBackward;
   const T* y = args.in(Op::kX).as<T>();
-  const T* logit = args.in(Op::kLogit).as<T>();
+  const L* logit = args.in(Op::kLogit).as<L>();
   const T* grad = args.in(Op::kGrad).as<T>();
   T* grad_y = args.out(Op::kGradX).as<T>();
-  T* grad_logit = args.out(Op::kGradLogit).as<T>();
-  const int64_t groups = args.in(Op::kLogit).shape[1];
+  L* grad_logit = args.out(Op::kGradLogit).as<L>();
+  const int64_t groups = groups_of(args.in(Op::kLogit));
   const int64_t width = args.in(Op::kX).shape.last() / groups;
   const int64_t rows = args.in(Op::kX).shape[0] * groups;
   const GateFunction function = op.spec().function;
@@ -65,8 +77,7 @@ void gate_rows_backward(const SigmoidGateBackward& op, const Args<SigmoidGateBac
       simd::store(grad_y + at + i, g * gate, lanes);
     });
     const float sum = simd::sum(dot);
-    grad_logit[row] = T(function == GateFunction::kSoftplus ? sum * sigmoid_of(logit[row])
-                                                            : sum * gate * (1.0F - gate));
+    grad_logit[row] = L(grad_of(function, logit[row], gate, sum));
   }
 }
 
@@ -114,8 +125,8 @@ void gate_elements_backward(const Args<SigmoidGateBackward>& args) {
 /// Whether vectors of elements have vectors of gates; rows of one element are gated as rows, as are
 /// elements by functions that vectors do not have.
 bool gates_elements(const GateSpec& spec, const Tensor& y, const Tensor& logit) {
-  return logit.shape[1] != 1 && logit.shape[1] == y.shape[1] &&
-         spec.function == GateFunction::kSigmoid;
+  return spec.function == GateFunction::kSigmoid && logit.shape[1] != 1 &&
+         logit.shape[1] == y.shape[1];
 }
 
 void sigmoid_gate_kernel(const SigmoidGate& op, const Args<SigmoidGate>& args) {
@@ -123,7 +134,8 @@ void sigmoid_gate_kernel(const SigmoidGate& op, const Args<SigmoidGate>& args) {
   const bool elements = gates_elements(op.spec(), args.in(Op::kX), args.in(Op::kLogit));
   with_storage(args.out(Op::kY).dtype, [&](auto storage) {
     using T = decltype(storage);
-    elements ? gate_elements<T>(args) : gate_rows<T>(op, args);
+    if (op.spec().function == GateFunction::kIdentity) return gate_rows<T, float>(op, args);
+    elements ? gate_elements<T>(args) : gate_rows<T, T>(op, args);
   });
 }
 
@@ -133,7 +145,9 @@ void sigmoid_gate_backward_kernel(const SigmoidGateBackward& op,
   const bool elements = gates_elements(op.spec(), args.in(Op::kX), args.in(Op::kLogit));
   with_storage(args.out(Op::kGradX).dtype, [&](auto storage) {
     using T = decltype(storage);
-    elements ? gate_elements_backward<T>(args) : gate_rows_backward<T>(op, args);
+    if (op.spec().function == GateFunction::kIdentity)
+      return gate_rows_backward<T, float>(op, args);
+    elements ? gate_elements_backward<T>(args) : gate_rows_backward<T, T>(op, args);
   });
 }
 

@@ -9,7 +9,8 @@ template <typename Op>
 cuda::SigmoidGateRows describe(const Op& op, const Args<Op>& args) {
   const Tensor& y = args.in(Op::kX);
   const int64_t width = y.shape[1];
-  const int64_t groups = args.in(Op::kLogit).shape[1];
+  const Tensor& logit = args.in(Op::kLogit);
+  const int64_t groups = logit.shape.rank() == 1 ? 1 : logit.shape[1];
   const bool of_elements = groups != 1 && groups == width;
   const int64_t heads = of_elements ? 1 : groups;
   cuda::RowCount rows = cuda::rows_of(args, Op::kX, width);
@@ -21,7 +22,7 @@ cuda::SigmoidGateRows describe(const Op& op, const Args<Op>& args) {
           .of_elements = of_elements,
           .function = op.spec().function,
           .y = y.data,
-          .logit = args.in(Op::kLogit).data};
+          .logit = logit.data};
 }
 
 void sigmoid_gate(const SigmoidGate& op, const Args<SigmoidGate>& args) {

@@ -92,6 +92,28 @@ TEST_F(SigmoidGateCuda, RaggedRowsOfElements) {
   }
 }
 
+TEST_F(SigmoidGateCuda, FactorsOfRows) {
+  const OperatorPtr op = make_sigmoid_gate({.function = GateFunction::kIdentity});
+  for (const auto& [rows, width] :
+       {std::pair<int64_t, int64_t>{0, 5}, {1, 1}, {9, 33}, {70, 264}, {300, 2048}}) {
+    testing::check_operator_on_gpu(
+        op,
+        [rows = rows, width = width](DType dtype) -> testing::OperatorInputs {
+          return {{"x_y", "x_logit"}, {{dtype, {rows, width}}, {DType::kF32, {rows}}}};
+        },
+        {0}, cpu(), gpu(), {.tolerance_f32 = 1e-4});
+  }
+  for (const int64_t extent : {0, 1, 37}) {
+    testing::check_ragged_operator_on_gpu(
+        op,
+        [](DType dtype) -> testing::OperatorInputs {
+          return {{"x_y", "x_logit"},
+                  {testing::ragged_rows(dtype, {40, 96}), testing::ragged_rows(DType::kF32, {40})}};
+        },
+        {0}, extent, cpu(), gpu());
+  }
+}
+
 TEST_F(SigmoidGateCuda, RaggedRows) {
   for (const int64_t extent : {0, 1, 37}) {
     testing::check_ragged_operator_on_gpu(

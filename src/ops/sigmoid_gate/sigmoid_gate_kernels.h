@@ -6,7 +6,8 @@
 
 namespace tessera::cuda {
 
-/// out [rows, width] = y · gate(logit [rows]), or of logit [rows, width]; heads are rows.
+/// out [rows, width] = y · gate(logit [rows]), or of logit [rows, width]; heads are rows. Logits
+/// are of y's type, or F32 where they are factors.
 struct SigmoidGateRows {
   DType dtype;
   RowCount rows;

@@ -104,6 +104,31 @@ TEST(SigmoidGate, GatesHeads) {
   }
 }
 
+/// A factor of each row, in F32 whatever the rows are in.
+TEST(SigmoidGate, MultipliesRowsByFactors) {
+  const GateSpec spec{.function = GateFunction::kIdentity};
+  for (const auto& [rows, width] :
+       {std::pair<int64_t, int64_t>{0, 5}, {1, 1}, {3, 17}, {9, 64}, {4, 1}}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      auto inputs = make_inputs(dtype, rows, width, 7);
+      Random random(8, 0);
+      inputs[1].tensor = random_tensor(DType::kF32, {rows}, random);
+      const auto out = testing::run_operator(SigmoidGate(spec), kernels(), inputs);
+      const auto y = testing::to_doubles(inputs[0].tensor);
+      const float* factors = inputs[1].tensor.get().as<float>();
+      std::vector<float> expected;
+      for (size_t i = 0; i < y.size(); ++i)
+        expected.push_back(static_cast<float>(y[i]) * factors[i / static_cast<size_t>(width)]);
+      testing::expect_bitwise_equal(out[0], testing::tensor_of({rows, width}, expected, dtype),
+                                    "y");
+      if (dtype == DType::kF32)
+        testing::check_gradients(make_sigmoid_gate(spec), kernels(), inputs);
+    }
+  }
+  const std::vector<ValueType> types = {{DType::kBF16, {4, 8}}, {DType::kBF16, {4}}};
+  EXPECT_THROW(SigmoidGate(spec).infer(types), UserError);
+}
+
 TEST(SigmoidGate, RefusesALogitOfAnotherShape) {
   const std::vector<ValueType> types = {{DType::kF32, {4, 8}}, {DType::kF32, {3, 1}}};
   EXPECT_THROW(SigmoidGate().infer(types), UserError);

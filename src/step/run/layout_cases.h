@@ -204,6 +204,36 @@ inline std::vector<LayoutCase> model_layouts() {
          m.rope.fraction = 0;
          m.window_rope = {.base = 100, .fraction = 0.5};
        }},
+      {"chunks_and_temperatures", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.pp = 2;
+       },
+       [](M& m) {
+         m.window = 5;
+         m.window_kind = WindowKind::kChunked;
+         m.window_layers = {1};
+         m.own_window_rope = true;
+         m.rope.fraction = 0;
+         m.window_rope = {.base = 100, .interleaved = true};
+         m.qk_norm = QkNorm::kL2;
+         m.norm_after_rotation = true;
+         m.temperature_scale = 0.5;
+         m.temperature_length = 3;
+       }},
+      {"probabilities_on_input", 4,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.layout.etp = 2;
+         p.layout.tp = 2;
+       },
+       [](M& m) {
+         m.moe.probs_on_input = true;
+         m.moe.score = ScoreFunction::kSigmoid;
+         m.moe.normalize_top_k = false;
+         m.moe.shared_inner_size = 8;
+       }},
       {"windows_of_their_own_heads", 4, [](P& p) { p.layout.tp = 4; },
        [](M& m) {
          m.window = 5;

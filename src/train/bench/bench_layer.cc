@@ -9,6 +9,7 @@
 
 #include "core/host_tensor.h"
 #include "core/random.h"
+#include "model/batch/position_inputs.h"
 #include "model/build/layer_builder.h"
 #include "model/weights/parameters.h"
 #include "runtime/derived_program.h"
@@ -65,9 +66,10 @@ void fill_with_noise(const Tensor& tensor, uint64_t seed) {
   host.store();
 }
 
-void fill(const Tensor& tensor, const std::vector<int32_t>& values) {
+template <typename T>
+void fill(const Tensor& tensor, const std::vector<T>& values) {
   const HostTensor host(tensor, HostTensor::Access::kWrite);
-  std::ranges::copy(values, host.get().as<int32_t>());
+  std::ranges::copy(values, host.get().as<T>());
   host.store();
 }
 
@@ -175,6 +177,26 @@ class BoundBlock {
       fill(at(forward_, layout_.at(Port::kPositions)), positions());
     if (layout_.has(Port::kCuSeqlens))
       fill(at(forward_, layout_.at(Port::kCuSeqlens)), sequence_bounds());
+    bind_places();
+  }
+
+  /// What else follows from the tokens' places in their sequences.
+  void bind_places() {
+    if (layout_.has(Port::kChunkBounds)) {
+      const Tensor& to = at(forward_, layout_.at(Port::kChunkBounds));
+      std::vector<int32_t> bounds(to.num_elements());
+      fill_chunk_bounds(sequence_bounds(), settings_.model.window, bounds);
+      fill(to, bounds);
+    }
+    if (layout_.has(Port::kTemperatures)) {
+      std::vector<float> factors;
+      const Temperatures rule(settings_.model);
+      for (const int32_t position : positions()) factors.push_back(rule.at(position));
+      fill(at(forward_, layout_.at(Port::kTemperatures)), factors);
+    }
+    if (layout_.has(Port::kNormOnes))
+      fill(at(forward_, layout_.at(Port::kNormOnes)),
+           std::vector<float>(settings_.model.head_dim(), 1));
   }
 
   void bind_backward_pass() {

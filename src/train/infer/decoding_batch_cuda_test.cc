@@ -48,6 +48,10 @@ TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithConvolutions) {
   check(DType::kF32, 1e-3, testing::make_conv);
 }
 
+TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithChunks) {
+  check(DType::kF32, 1e-3, testing::make_chunks);
+}
+
 /// In BF16 other tokens may be drawn, so only that all end, and with tokens of the vocabulary.
 TEST_F(DecodingBatchCuda, WritesInBf16) {
   testing::Rig device(DType::kBF16, {}, gpu());

@@ -89,6 +89,11 @@ TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithConvolutions) {
   expect_invariant(rig);
 }
 
+TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithChunks) {
+  Rig rig(DType::kBF16, testing::make_chunks);
+  expect_invariant(rig);
+}
+
 /// The generator of single sequences is the same arithmetic up to the order of sums.
 void expect_as_the_generator(Rig& rig) {
   Generator generator(rig.config, rig.dtype, rig.backend, *rig.parameters, rig.experts);
@@ -135,6 +140,11 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithScans) {
 
 TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithConvolutions) {
   Rig rig(DType::kF32, testing::make_conv);
+  expect_as_the_generator(rig);
+}
+
+TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithChunks) {
+  Rig rig(DType::kF32, testing::make_chunks);
   expect_as_the_generator(rig);
 }
 

@@ -89,6 +89,22 @@ inline void make_conv(ModelConfig& model) {
   model.value_size = 5;
 }
 
+/// Chunks smaller than a page, and larger than a prompt's part, in one layer; in the other no
+/// rotation, but temperatures; probabilities on the experts' input.
+inline void make_chunks(ModelConfig& model) {
+  model.window = 21;
+  model.window_kind = WindowKind::kChunked;
+  model.window_layers = {0};
+  model.own_window_rope = true;
+  model.window_rope = {.base = 50, .interleaved = true};
+  model.rope.fraction = 0;
+  model.qk_norm = QkNorm::kL2;
+  model.norm_after_rotation = true;
+  model.temperature_scale = 0.5;
+  model.temperature_length = 6;
+  model.moe.probs_on_input = true;
+}
+
 /// All that a sequence came to, so that bits can be compared.
 struct Written {
   std::vector<int32_t> ids;

@@ -273,11 +273,12 @@ void validate_qk_clip(const Settings& settings) {
             "optim.qk_clip out",
             settings.qk_clip, layer);
   }
-  require(settings.model.qk_norm != QkNorm::kHead,
-          "optim.qk_clip is {}, but model.qk_norm is \"head\": queries and keys are normed head by "
-          "head, so that scaling their weights changes no logit, and the norms' weights, which all "
-          "heads share, bound the logits; leave optim.qk_clip out",
-          settings.qk_clip);
+  const QkNorm norm = settings.model.qk_norm;
+  require(norm != QkNorm::kHead && norm != QkNorm::kL2,
+          "optim.qk_clip is {}, but model.qk_norm is \"{}\": queries and keys are normed head by "
+          "head, so that scaling their weights changes no logit, and the norms bound the logits; "
+          "leave optim.qk_clip out",
+          settings.qk_clip, norm == QkNorm::kHead ? "head" : "l2");
   require(settings.model.window_kv_heads == 0 && settings.model.window_heads == 0,
           "optim.qk_clip is {}, but layers with a window have heads of their own "
           "(model.window_heads, model.window_kv_heads), whose rows it would not find; leave one of "

@@ -117,7 +117,25 @@ constexpr OptionFamily kFamilies[] = {
                                                      s.model.window_sinks = true;
                                                      s.model.value_size = 32;
                                                      s.model.value_multiplier = 0.7; }},
+    {"chunks_and_temperatures", [](Settings& s) { s.model.window = 9;
+                                                  s.model.window_kind = WindowKind::kChunked;
+                                                  s.model.window_layers = {1};
+                                                  s.model.qk_norm = QkNorm::kL2;
+                                                  s.model.norm_after_rotation = true;
+                                                  s.model.own_window_rope = true;
+                                                  s.model.window_rope = {.interleaved = true};
+                                                  s.model.rope.fraction = 0;
+                                                  s.model.temperature_scale = 0.1;
+                                                  s.model.temperature_length = 5; }},
+    {"chunks_of_documents", [](Settings& s) { s.data.split_documents = true;
+                                              s.train.recompute = {"all"};
+                                              s.model.window = 7;
+                                              s.model.window_kind = WindowKind::kChunked; }},
     // Experts.
+    {"probabilities_on_input", [](Settings& s) { s.model.moe.probs_on_input = true;
+                                                 s.model.moe.mlp_bias = true;
+                                                 s.model.moe.score = ScoreFunction::kSigmoid;
+                                                 s.model.moe.normalize_top_k = false; }},
     {"biased_experts", [](Settings& s) { s.model.moe.mlp_bias = s.model.moe.router_bias = true;
                                          s.model.activation = Activation::kSwiGLUOai; }},
     {"biased_experts_late", [](Settings& s) { s.model.moe.mlp_bias = true;
