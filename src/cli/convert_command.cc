@@ -15,6 +15,7 @@
 #include "hf/convert.h"
 #include "train/run/stop_signal.h"
 #include "train/state/checkpointing.h"
+#include "train/tune/export_request.h"
 
 namespace tessera {
 namespace {
@@ -53,25 +54,6 @@ ConvertReport convert_from_hf(const ConvertArguments& arguments, const ConvertOp
                     .make_state = [&](const ImportedConfig& config, DType dtype) {
                       return imported_state(config, dtype, arguments.source);
                     }});
-}
-
-/// Has the file of a run's tokenizer go along; returns what the user should know.
-std::vector<std::string> add_tokenizer(const DataSettings& data, ExportRequest& request) {
-  if (data.tokenizer == "none") return {};
-  if (data.tokenizer == "byte") return {"bytes need no tokenizer file, so none was written"};
-  fs::path path = data.tokenizer;
-  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
-    if (path_exists(path / name)) path /= name;
-  }
-  if (!path_exists(path)) {
-    return {
-        fmt::format("the tokenizer {} is not there any more, so none was written", path.string())};
-  }
-  const auto tokenizer = make_tokenizer(data.tokenizer_spec());
-  const int32_t end = tokenizer->end_of_document();
-  request.tokenizer = path;
-  request.end_of_document = tokenizer->decode(std::span(&end, 1));
-  return {};
 }
 
 ConvertReport convert_to_hf(const ConvertArguments& arguments, const ConvertOptions& options) {

@@ -1,6 +1,7 @@
 #include "hf/merged_adapters.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -12,12 +13,21 @@
 namespace tessera {
 namespace {
 
+/// The matrices of adapters, wherever they are.
+struct AdapterMatrices {
+  std::string where;  ///< for messages
+  std::function<std::optional<Shape>(const std::string& name)> find;
+  /// Rows from `first` on, as F32.
+  std::function<void(const std::string& name, int64_t first, const Tensor& out)> load;
+};
+
 class MergedSource final : public ElementSource {
  public:
-  MergedSource(const TensorMap& map, const CheckpointReader& reader, const ModelConfig& model)
+  MergedSource(const TensorMap& map, std::unique_ptr<ElementSource> plain, AdapterMatrices matrices,
+               const ModelConfig& model)
       : map_(map),
-        reader_(reader),
-        plain_(make_checkpoint_source(map, reader)),
+        matrices_(std::move(matrices)),
+        plain_(std::move(plain)),
         rank_(model.lora.rank),
         scale_(static_cast<float>(model.lora.scale())) {
     for (const MappedTensor& tensor : map.own) {
@@ -46,13 +56,10 @@ class MergedSource final : public ElementSource {
  private:
   void check(const MappedTensor& tensor, const AdapterParts& adapter) const {
     const auto check_shape = [&](const std::string& name, const Shape& expected) {
-      const auto& tensors = reader_.manifest().tensors;
-      const auto found = tensors.find(name);
-      require(found != tensors.end() && found->second.shape == expected,
-              "{}: adapter matrix '{}' is {}, expected {}, as lora.rank {} has it",
-              reader_.path().string(), name,
-              found == tensors.end() ? "missing" : found->second.shape.to_string(),
-              expected.to_string(), rank_);
+      const std::optional<Shape> found = matrices_.find(name);
+      require(found == expected,
+              "{}: adapter matrix '{}' is {}, expected {}, as lora.rank {} has it", matrices_.where,
+              name, found ? found->to_string() : "missing", expected.to_string(), rank_);
     };
     check_shape(adapter.rows, {tensor.shape[0], rank_});
     check_shape(adapter.columns, {adapter.num_blocks() * rank_, tensor.shape[1]});
@@ -62,8 +69,7 @@ class MergedSource final : public ElementSource {
   std::vector<float> load(const std::string& name, int64_t first, int64_t rows,
                           int64_t columns) const {
     std::vector<float> values(rows * columns);
-    reader_.load_part(name, {first, 0}, view(std::span(values), {rows, columns}),
-                      Conversion::kFloats);
+    matrices_.load(name, first, view(std::span(values), {rows, columns}));
     return values;
   }
 
@@ -94,7 +100,7 @@ class MergedSource final : public ElementSource {
   }
 
   const TensorMap& map_;
-  const CheckpointReader& reader_;
+  AdapterMatrices matrices_;
   std::unique_ptr<ElementSource> plain_;
   int64_t rank_;
   float scale_;
@@ -102,12 +108,47 @@ class MergedSource final : public ElementSource {
   std::vector<float> values_;
 };
 
+AdapterMatrices matrices_of(const CheckpointReader& reader) {
+  const auto find = [&reader](const std::string& name) -> std::optional<Shape> {
+    const auto& tensors = reader.manifest().tensors;
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) return std::nullopt;
+    return found->second.shape;
+  };
+  const auto load = [&reader](const std::string& name, int64_t first, const Tensor& out) {
+    reader.load_part(name, {first, 0}, out, Conversion::kFloats);
+  };
+  return {reader.path().string(), find, load};
+}
+
+AdapterMatrices matrices_of(const HeldTensors& tensors) {
+  const auto find = [&tensors](const std::string& name) -> std::optional<Shape> {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) return std::nullopt;
+    return found->second.shape;
+  };
+  const auto load = [&tensors](const std::string& name, int64_t first, const Tensor& out) {
+    const Tensor& from = tensors.at(name);
+    const int64_t begin = first * from.shape[1] * dtype_size(from.dtype);
+    convert_elements(static_cast<const std::byte*>(from.data) + begin, from.dtype,
+                     static_cast<std::byte*>(out.data), DType::kF32, out.num_elements());
+  };
+  return {"the model in memory", find, load};
+}
+
 }  // namespace
 
 std::unique_ptr<ElementSource> make_merged_source(const TensorMap& map,
                                                   const CheckpointReader& reader,
                                                   const ModelConfig& model) {
-  return std::make_unique<MergedSource>(map, reader, model);
+  return std::make_unique<MergedSource>(map, make_checkpoint_source(map, reader),
+                                        matrices_of(reader), model);
+}
+
+std::unique_ptr<ElementSource> make_merged_source(const TensorMap& map, const HeldTensors& tensors,
+                                                  const ModelConfig& model) {
+  return std::make_unique<MergedSource>(map, make_held_source(map, tensors), matrices_of(tensors),
+                                        model);
 }
 
 }  // namespace tessera

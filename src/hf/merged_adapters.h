@@ -15,4 +15,8 @@ std::unique_ptr<ElementSource> make_merged_source(const TensorMap& map,
                                                   const CheckpointReader& reader,
                                                   const ModelConfig& model);
 
+/// The same of a model in memory.
+std::unique_ptr<ElementSource> make_merged_source(const TensorMap& map, const HeldTensors& tensors,
+                                                  const ModelConfig& model);
+
 }  // namespace tessera

@@ -99,6 +99,30 @@ class CheckpointSource final : public ElementSource {
   std::vector<std::byte> buffer_;
 };
 
+class HeldSource final : public ElementSource {
+ public:
+  HeldSource(const TensorMap& map, const HeldTensors& tensors) : map_(map) {
+    for (const MappedTensor& tensor : map.own) {
+      const auto found = tensors.find(tensor.name);
+      ensure(found != tensors.end() && found->second.shape == tensor.shape,
+             "'{}' of a model in memory", tensor.name);
+      tensors_.push_back(found->second);
+    }
+  }
+  DType dtype(size_t tensor) const override { return tensors_[tensor].dtype; }
+  std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) override {
+    const int64_t size = dtype_size(dtype(tensor));
+    return {static_cast<const std::byte*>(tensors_[tensor].data) + begin * size,
+            static_cast<size_t>(count * size)};
+  }
+  const std::string& name(size_t tensor) const override { return map_.own[tensor].name; }
+  void drop_pages() override {}
+
+ private:
+  const TensorMap& map_;
+  std::vector<Tensor> tensors_;
+};
+
 void sort_blocks(Plan& plan) {
   for (auto& blocks : plan) std::ranges::sort(blocks, {}, &BlockCopy::target_begin);
 }
@@ -222,6 +246,10 @@ void PageKeeper::count(int64_t num_bytes) {
 std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors,
                                               const std::optional<BlockScales>& scales) {
   return std::make_unique<HfSource>(map, tensors, scales);
+}
+
+std::unique_ptr<ElementSource> make_held_source(const TensorMap& map, const HeldTensors& tensors) {
+  return std::make_unique<HeldSource>(map, tensors);
 }
 
 std::unique_ptr<ElementSource> make_checkpoint_source(const TensorMap& map,

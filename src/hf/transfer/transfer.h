@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/dtype.h"
 #include "core/nonfinite.h"
+#include "core/tensor.h"
 #include "hf/family/block_scales.h"
 #include "hf/family/hf_tensors.h"
 #include "hf/family/tensor_map.h"
@@ -63,6 +65,12 @@ std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTens
 /// The tensors of a checkpoint, numbered as in `map.own`; all must be there.
 std::unique_ptr<ElementSource> make_checkpoint_source(const TensorMap& map,
                                                       const CheckpointReader& reader);
+
+/// Whole tensors in the host's memory, by name.
+using HeldTensors = std::map<std::string, Tensor>;
+
+/// The tensors of a model in memory, numbered as in `map.own`; all must be there.
+std::unique_ptr<ElementSource> make_held_source(const TensorMap& map, const HeldTensors& tensors);
 
 /// Whether two halves of rows stand in turn on one side (TensorLink::alternating).
 enum class Halves : uint8_t {

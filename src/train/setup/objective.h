@@ -30,6 +30,22 @@ enum class LossAverage : uint8_t {
   kSequences,  ///< over each answer, then over answers (GRPO: Shao et al., 2024)
 };
 
+/// What a run does where it could not hand its weights over.
+enum class ExportFailure : uint8_t { kStop, kGoOn };
+
+/// Weights for an engine outside, while they are trained.
+struct WeightExportSettings {
+  std::string folder;               ///< of versions; empty: none
+  std::string like;                 ///< a folder of Hugging Face, or a checkpoint made from one
+  int64_t interval = 1;             ///< steps
+  int64_t keep_last = 2;            ///< versions that stay
+  std::string vllm_url;             ///< of a server that is told of each version; empty: none
+  std::string vllm_way = "reload";  ///< how it is told: train/tune/vllm_server.h
+  std::string vllm_pause = "wait";  ///< vLLM's name for what becomes of requests under way
+  double vllm_timeout = 300;        ///< seconds of a request
+  ExportFailure on_failure = ExportFailure::kStop;
+};
+
 /// Group relative policy optimization.
 struct RlSettings {
   std::string task = "arithmetic";  ///< of rl_tasks(); or
@@ -46,6 +62,7 @@ struct RlSettings {
   AdvantageKind advantage = AdvantageKind::kGrpo;
   LossAverage average = LossAverage::kTokens;
   bool router_replay = false;
+  WeightExportSettings exports;
 };
 
 }  // namespace tessera

@@ -216,7 +216,20 @@ void validate_dpo(const Settings& settings) {
           settings.train.global_batch);
 }
 
+void validate_exports(const WeightExportSettings& exports) {
+  require(exports.vllm_url.empty() || !exports.folder.empty(),
+          "rl.vllm_url is {}, but rl.export_to is empty: the server loads versions of the weights "
+          "from a folder that it sees under the same path; set rl.export_to, to one in /dev/shm on "
+          "the same machine",
+          exports.vllm_url);
+  require(exports.like.empty() || !exports.folder.empty(),
+          "rl.export_like is {}, but rl.export_to is empty; set the folder that weights go to, or "
+          "leave rl.export_like out",
+          exports.like);
+}
+
 void validate_rl(const Settings& settings) {
+  validate_exports(settings.rl.exports);
   const RlSettings& rl = settings.rl;
   const TrainSettings& train = settings.train;
   require(train.global_batch % rl.group_size == 0,

@@ -176,6 +176,36 @@ void add_dpo_options(ConfigSchema& schema, DpoSettings& dpo) {
              "How strongly DPO holds the model to the one that it starts from", above(0));
 }
 
+void add_export_options(ConfigSchema& schema, WeightExportSettings& exports) {
+  schema.add("rl.export_to", &exports.folder,
+             "Folder, in /dev/shm perhaps, for versions of the weights as Hugging Face's folders, "
+             "for an engine outside; empty: none");
+  schema.add(
+      "rl.export_like", &exports.like,
+      "A folder of Hugging Face, or a checkpoint made from one, whose config.json, tokenizer "
+      "and layout they have; empty: run.init_from, if it is such a checkpoint");
+  schema.add("rl.export_interval", &exports.interval,
+             "Steps between versions; the weights that a run begins and ends with are always one",
+             between(1, kMaxSteps));
+  schema.add("rl.export_keep", &exports.keep_last, "How many versions stay there, the newest",
+             between(1, kMaxSteps));
+  schema.add_enum("rl.export_failure", &exports.on_failure,
+                  {{"stop", ExportFailure::kStop}, {"go_on", ExportFailure::kGoOn}},
+                  "What a run does where weights could not be handed over: end with an error, or "
+                  "note it and try again with the next version");
+  schema.add("rl.vllm_url", &exports.vllm_url,
+             "A vLLM server, as http://host:port, that loads each version of rl.export_to; empty: "
+             "none");
+  schema.add_choice("rl.vllm_way", &exports.vllm_way, {"reload", "disk"},
+                    "How it is told: reload: reload_weights by /collective_rpc; disk: a weight "
+                    "transfer, where it was started with that backend");
+  schema.add_choice("rl.vllm_pause", &exports.vllm_pause, {"wait", "abort", "keep"},
+                    "What becomes of requests under way: they are waited for, aborted, or kept and "
+                    "continued with the new weights over the old keys and values");
+  schema.add("rl.vllm_timeout", &exports.vllm_timeout, "Seconds that each request to it may take",
+             above(0));
+}
+
 void add_rl_options(ConfigSchema& schema, RlSettings& rl) {
   schema.add_choice(
       "rl.task", &rl.task, {"arithmetic", "copy", "digits"},
@@ -218,6 +248,7 @@ void add_rl_options(ConfigSchema& schema, RlSettings& rl) {
                   "Whether each token of the step counts alike, or each answer");
   schema.add("rl.router_replay", &rl.router_replay,
              "Train with the experts that tokens went to while they were written");
+  add_export_options(schema, rl.exports);
 }
 
 void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {

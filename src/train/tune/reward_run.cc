@@ -7,6 +7,7 @@
 #include "train/tune/rollout.h"
 #include "train/tune/tune_loop.h"
 #include "train/tune/tune_run.h"
+#include "train/tune/weight_exports.h"
 
 namespace tessera {
 namespace {
@@ -26,8 +27,10 @@ double deviation_of(const std::vector<double>& values) {
 /// Gives steps of a run: a rollout for each rl.updates of them.
 class RewardSteps {
  public:
-  explicit RewardSteps(TrainingRun& run)
+  /// `exports` may be null.
+  RewardSteps(TrainingRun& run, WeightExports* exports)
       : run_(run),
+        exports_(exports),
         trainer_(run.trainer()),
         settings_(trainer_.settings()),
         writer_(trainer_),
@@ -40,6 +43,8 @@ class RewardSteps {
   }
 
   TunedStep next() {
+    exported_.clear();
+    if (exports_ != nullptr) exported_ = exports_->before_step();
     if (trainer_.position().step % settings_.rl.updates == 0) roll_out();
     trainer_.state().wait_weights();
     const auto now = batches_->score(scorer_);
@@ -102,10 +107,13 @@ class RewardSteps {
         {"generator_error", grpo.statistics.generator_error},
         {"rollout_seconds", rollout_seconds_}};
     if (reference_) numbers.push_back({"reference_kl", grpo.statistics.reference_kl});
+    numbers.insert(numbers.end(), exported_.begin(), exported_.end());
     return numbers;
   }
 
   TrainingRun& run_;
+  WeightExports* exports_;
+  std::vector<NamedNumber> exported_;  ///< of the weights that the step begins with
   Trainer& trainer_;
   const Settings& settings_;
   RolloutWriter writer_;
@@ -125,10 +133,15 @@ void train_on_rewards(const TrainRequest& request, World& world, std::ostream& o
   validate(request.settings);
   // Prompts that cannot be used are refused before a run is begun.
   const PromptSource prompts(request.settings.rl, 0);
+  const WeightExportSettings& told = request.settings.rl.exports;
+  ExportServer server = find_server(told);
   TrainingRun run(request, world, out);
-  RewardSteps steps(run);
+  std::optional<WeightExports> exports;
+  if (!told.folder.empty()) exports.emplace(run, std::move(server));
+  RewardSteps steps(run, exports ? &*exports : nullptr);
   run_tuned_steps(
       run, run.trainer().settings().rl.updates, [&] { return steps.next(); }, out);
+  if (exports) exports->finish(out);
 }
 
 }  // namespace tessera
