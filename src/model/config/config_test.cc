@@ -387,6 +387,7 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
   expect_refused(
       [](ModelConfig& c) {
         c.moe.experts = ExpertPath::kBlockSparse;
+        c.moe.block_size = 8;
         c.moe.probs_on_input = true;
       },
       "moe.probs_on_input works with \"grouped\" only");
