@@ -117,7 +117,25 @@ constexpr OptionFamily kFamilies[] = {
                                                      s.model.window_sinks = true;
                                                      s.model.value_size = 32;
                                                      s.model.value_multiplier = 0.7; }},
+    {"windows_of_their_own_head_size", [](Settings& s) { s.model.window = 9;
+                                                         s.model.window_layers = {1};
+                                                         s.model.window_head_size = 32;
+                                                         s.model.window_kv_heads = 4;
+                                                         s.model.keys_as_values = true;
+                                                         s.model.value_norm = true;
+                                                         s.model.qk_norm = QkNorm::kHead;
+                                                         s.model.rope.proportional = true;
+                                                         s.model.rope.fraction = 0.25; }},
+    {"norms_behind", [](Settings& s) { s.model.post_norms = true;
+                                       s.model.layer_scalars = true;
+                                       s.model.logit_softcap = 5;
+                                       s.train.recompute = {"all"}; }},
     // Experts.
+    {"experts_of_separate_norms", [](Settings& s) { s.model.moe.shared_inner_size = 32;
+                                                    s.model.moe.separate_norms = true;
+                                                    s.model.moe.router_norm = true;
+                                                    s.model.moe.expert_scale = true;
+                                                    s.model.post_norms = true; }},
     {"biased_experts", [](Settings& s) { s.model.moe.mlp_bias = s.model.moe.router_bias = true;
                                          s.model.activation = Activation::kSwiGLUOai; }},
     {"biased_experts_late", [](Settings& s) { s.model.moe.mlp_bias = true;
