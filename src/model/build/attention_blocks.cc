@@ -20,6 +20,7 @@
 #include "ops/scale/scale.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/spread_norm/spread_norm.h"
+#include "ops/unit_norm/unit_norm.h"
 
 namespace tessera {
 namespace {
@@ -144,12 +145,18 @@ ValueId build_qk_norm(LayerBuilder& builder, const AttentionShare& share, const 
   return builder.norm(norm_name, x, by_head ? config.head_dim() : width, config.norm_eps);
 }
 
-/// A query or key projection, normed where the model does that before it rotates.
+/// A query or key projection.
 ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
                          const std::string& name, bool is_query, ValueId x) {
   const ModelConfig& config = builder.config;
-  const ValueId projected = build_head_linear(builder, share, "attn." + name, x, is_query,
-                                              heads_width(config, is_query), config.qkv_bias, name);
+  return build_head_linear(builder, share, "attn." + name, x, is_query,
+                           heads_width(config, is_query), config.qkv_bias, name);
+}
+
+/// The same normed where the model does that before it rotates, by an operator of its own.
+ValueId norm_before_rotation(LayerBuilder& builder, const AttentionShare& share,
+                             const std::string& name, bool is_query, ValueId projected) {
+  const ModelConfig& config = builder.config;
   const bool before = config.qk_norm != QkNorm::kNone && !config.norm_after_rotation;
   if (!before || norms_in_rotation(config)) return projected;
   return build_qk_norm(builder, share, name, is_query, projected);
@@ -194,18 +201,32 @@ GateSpec gate_spec(const ModelConfig& config) {
   return {.function = GateFunction::kSoftplus, .of_heads = true};
 }
 
+/// Values of a projection of x, or of that which keys are made of.
+ValueId build_values(LayerBuilder& builder, const AttentionShare& share, ValueId x, ValueId keys) {
+  const ModelConfig& config = builder.config;
+  Program& program = builder.program();
+  ValueId values = keys;
+  if (!config.keys_as_values) {
+    values = build_head_linear(builder, share, "attn.v", x, false,
+                               config.kv_heads() * config.value_dim(), config.qkv_bias, "v");
+  }
+  if (config.value_norm)
+    values =
+        program.add1(make_unit_norm(config.value_dim(), config.norm_eps), {values}, "v_normed");
+  if (config.value_multiplier == 1.0) return values;
+  return program.add1(make_scale(config.value_multiplier), {values}, "v_scaled");
+}
+
 QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share, ValueId normed,
                              const RotarySpec& rotary) {
   const ModelConfig& config = builder.config;
   const ValueId x = share.by_heads ? builder.gather_tokens(normed, "attn_in") : normed;
   QueryKeyValue result;
-  result.q = build_projection(builder, share, "q", true, x);
-  result.k = build_projection(builder, share, "k", false, x);
-  result.v = build_head_linear(builder, share, "attn.v", x, false,
-                               config.kv_heads() * config.value_dim(), config.qkv_bias, "v");
-  if (config.value_multiplier != 1.0) {
-    result.v = builder.program().add1(make_scale(config.value_multiplier), {result.v}, "v_scaled");
-  }
+  const ValueId queries = build_projection(builder, share, "q", true, x);
+  result.q = norm_before_rotation(builder, share, "q", true, queries);
+  const ValueId keys = build_projection(builder, share, "k", false, x);
+  result.k = norm_before_rotation(builder, share, "k", false, keys);
+  result.v = build_values(builder, share, x, keys);
   if (config.attention_gate) {
     result.gate = build_head_linear(builder, share, "attn.gate", x, true, config.gate_width(),
                                     config.qkv_bias, "attn_gate");

@@ -16,7 +16,7 @@ ValueId add_block(LayerBuilder& builder, LayerBlock block, ValueId normed) {
     case LayerBlock::kMoe:
       break;
   }
-  return build_moe(builder, normed);
+  return build_moe(builder, normed, normed);
 }
 
 }  // namespace

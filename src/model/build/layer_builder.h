@@ -53,6 +53,11 @@ struct LayerBuilder {
   ValueId f32_weight(const std::string& name, WeightPlacement placement) {
     return weight(name, DType::kF32, std::move(placement));
   }
+  /// A number or a vector in F32 that is loaded and saved, and never trained.
+  ValueId constant(const std::string& name, WeightPlacement placement) {
+    placement.frozen = true;
+    return add_weight(name, DType::kF32, std::move(placement));
+  }
   /// A matrix of an adapter: the only weights that are trained where there are any.
   ValueId adapter(const std::string& name, WeightPlacement placement) {
     placement.matrix_rows = {placement.slice.global[0]};

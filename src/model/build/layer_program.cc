@@ -12,6 +12,8 @@
 #include "ops/linear_cross_entropy/vocab_lse.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/scale/scale.h"
+#include "ops/scale_by/scale_by.h"
+#include "ops/softcap/softcap.h"
 #include "ops/vocab_loss/vocab_loss.h"
 
 namespace tessera {
@@ -53,11 +55,13 @@ ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hi
 
 /// The loss with the whole vocabulary on this rank.
 std::vector<ValueId> build_whole_loss(ModelProgram& head, const std::string& weight_name,
-                                      const std::vector<ValueId>& inputs, bool with_gradient) {
+                                      const std::vector<ValueId>& inputs, double softcap,
+                                      bool with_gradient) {
   Program& program = head.forward;
   CrossEntropySpec spec;
   spec.weighted = head.ports.has(Port::kTokenWeights);
   spec.frozen = head.placements.at(weight_name).frozen;
+  spec.softcap = static_cast<float>(softcap);
   if (!with_gradient)
     return program.add(make_linear_cross_entropy(spec), inputs, {"loss", "token_loss", "lse"});
   const ValueId grad = program.add_accumulator("grad." + weight_name,
@@ -76,9 +80,11 @@ std::vector<ValueId> build_spread_loss(ModelProgram& head, const PortContext& co
   const ValueId labels = add_port(program, head.ports, Port::kGatheredLabels, context);
   const ValueId gathered =
       program.add1(make_all_gather(groups.tp), {normed}, "final_normed_gathered");
-  const auto statistics =
-      program.add(make_vocab_lse({.first_row = first, .vocab_size = context.config.vocab_size}),
-                  {gathered, weight, labels}, {"local_lse", "local_label_logit"});
+  const auto statistics = program.add(
+      make_vocab_lse({.first_row = first,
+                      .vocab_size = context.config.vocab_size,
+                      .cut = {.softcap = static_cast<float>(context.config.logit_softcap)}}),
+      {gathered, weight, labels}, {"local_lse", "local_label_logit"});
   std::vector<ValueId> inputs;
   for (const ValueId value : statistics) {
     inputs.push_back(
@@ -160,19 +166,26 @@ ModelProgram build_layer(const ModelConfig& model, LayerKind kind, const BatchSh
   const auto norm = [&](const char* name, ValueId x) {
     return builder.norm(name, x, config.hidden_size, config.norm_eps);
   };
-  const auto scaled = [&](ValueId x, const char* name) {
-    return build_scaled(program, x, config.residual_multiplier, name);
+  const auto joining = [&](ValueId given, const char* norm_name, const char* name) {
+    const ValueId normed = config.post_norms ? norm(norm_name, given) : given;
+    return build_scaled(program, normed, config.residual_multiplier, name);
   };
   ValueId state = kind.mtp ? join_embedding(builder) : hidden;
   if (!kind.no_mixer) {
-    const ValueId mixed = scaled(build_mixer(builder, norm("attn_norm", state)), "attn_scaled");
+    const ValueId mixed =
+        joining(build_mixer(builder, norm("attn_norm", state)), "attn_out_norm", "attn_scaled");
     state = program.add1(make_add(), {state, mixed}, kind.no_mlp ? "hidden_out" : "hidden_mid");
   }
   if (!kind.no_mlp) {
     const ValueId normed = norm("mlp_norm", state);
-    const ValueId mlp = kind.moe ? build_moe(builder, normed)
+    const ValueId mlp = kind.moe ? build_moe(builder, state, normed)
                                  : build_mlp(builder, "mlp", normed, config.dense_inner_size());
-    state = program.add1(make_add(), {state, scaled(mlp, "mlp_scaled")}, "hidden_out");
+    state =
+        program.add1(make_add(), {state, joining(mlp, "mlp_out_norm", "mlp_scaled")}, "hidden_out");
+  }
+  if (config.layer_scalars) {
+    const ValueId factor = builder.constant("layer_scalar", builder.whole({1}));
+    state = program.add1(make_scale_by(), {state, factor}, "layer_scaled");
   }
   layer.ports.set(Port::kHiddenOut, state);
   builder.sum_residuals_first();
@@ -229,9 +242,10 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   head.placements.emplace(name, share);
   std::vector<ValueId> inputs = {normed, weight, labels, scale};
   inputs.insert(inputs.end(), weights.begin(), weights.end());
-  const auto outputs = groups.tp->size() == 1
-                           ? build_whole_loss(head, name, inputs, with_gradient)
-                           : build_spread_loss(head, context, normed, weight, first_row(share));
+  const auto outputs =
+      groups.tp->size() == 1
+          ? build_whole_loss(head, name, inputs, config.logit_softcap, with_gradient)
+          : build_spread_loss(head, context, normed, weight, first_row(share));
   head.ports.set(Port::kLoss, outputs[0]);
   head.ports.set(Port::kTokenLoss, outputs[1]);
   finish_ports(program, head.ports, context);
@@ -255,7 +269,9 @@ ModelProgram build_logits(const ModelConfig& config, const BatchShape& shape, in
   const ValueId normed = build_final_norm(config, program, hidden, 0);
   const ValueId weight = program.add_weight(head_weight_name(config),
                                             {shape.dtype, {config.vocab_size, config.hidden_size}});
-  const ValueId logits = program.add1(make_linear(), {normed, weight}, "logits");
+  const bool caps = config.logit_softcap > 0;
+  ValueId logits = program.add1(make_linear(), {normed, weight}, caps ? "products" : "logits");
+  if (caps) logits = program.add1(make_softcap(config.logit_softcap), {logits}, "logits");
   result.ports.set(Port::kLogits, logits);
   if (chosen_rows > 0) {
     const ValueId rules = add_port(program, result.ports, Port::kTokenRules, context);

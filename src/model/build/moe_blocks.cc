@@ -1,5 +1,7 @@
 #include "model/build/moe_blocks.h"
 
+#include <cmath>
+
 #include "model/build/expert_clones.h"
 #include "model/build/expert_products.h"
 #include "model/build/mlp_blocks.h"
@@ -13,6 +15,7 @@
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/permute/permute.h"
 #include "ops/route_map/route_map.h"
+#include "ops/scale/scale.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 
 namespace tessera {
@@ -289,8 +292,17 @@ ValueId build_computing_experts(LayerBuilder& builder, ValueId tokens,
   return combine(program, spec, rows, out);
 }
 
-ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
-  const ValueId router_in = jitter_tokens(builder, normed);
+/// What routers read of the layer's state by a norm of their own.
+ValueId build_router_norm(LayerBuilder& builder, ValueId state) {
+  const int64_t size = builder.config.hidden_size;
+  const ValueId normed = builder.norm("moe.router_norm", state, size, builder.config.norm_eps);
+  const double factor = 1 / std::sqrt(static_cast<double>(size));
+  return builder.program().add1(make_scale(factor), {normed}, "router_normed");
+}
+
+ValueId build_routed_experts(LayerBuilder& builder, ValueId state, ValueId normed) {
+  const ValueId own = builder.config.moe.router_norm ? build_router_norm(builder, state) : normed;
+  const ValueId router_in = jitter_tokens(builder, own);
   RoutedTokens routing = build_router(builder, router_in);
   const ValueId read = builder.config.moe.jitter_experts ? router_in : normed;
   const ValueId given_back = take_zero_experts(builder, read, routing);
@@ -353,11 +365,19 @@ std::string describe_dispatcher(const ModelConfig& config, const StageGroups& gr
                      slots == 1 ? "expert" : "experts");
 }
 
-ValueId build_moe(LayerBuilder& builder, ValueId normed) {
-  const ValueId routed = build_routed_experts(builder, normed);
-  if (builder.config.moe.shared_inner_size == 0) return routed;
-  return builder.program().add1(make_add(), {routed, build_shared_expert(builder, normed)},
-                                "moe_sum");
+ValueId build_moe(LayerBuilder& builder, ValueId state, ValueId normed) {
+  const ModelConfig& config = builder.config;
+  const auto norm = [&](const char* name, ValueId x) {
+    return builder.norm(name, x, config.hidden_size, config.norm_eps);
+  };
+  const bool separate = config.moe.separate_norms;
+  const ValueId read = separate ? norm("moe.routed_norm", state) : normed;
+  ValueId routed = build_routed_experts(builder, state, read);
+  if (separate) routed = norm("moe.routed_out_norm", routed);
+  if (config.moe.shared_inner_size == 0) return routed;
+  ValueId shared = build_shared_expert(builder, normed);
+  if (separate) shared = norm("moe.shared_out_norm", shared);
+  return builder.program().add1(make_add(), {routed, shared}, "moe_sum");
 }
 
 }  // namespace tessera

@@ -128,7 +128,7 @@ class BlockRun {
     ModelProgram layer{.forward = Program("moe")};
     LayerBuilder builder{config_, {.moe = true}, shape, groups, layer};
     x_ = layer.forward.add_input("x", {DType::kF32, {num_tokens, config.hidden_size}});
-    y_ = build_moe(builder, x_);
+    y_ = build_moe(builder, x_, x_);
     layer.forward.set_outputs({y_, layer.at(Port::kDropped)});
     run_.emplace(std::move(layer.forward), DifferentiateRequest{{y_}, {x_}}, make_cpu_kernels());
     Random random(17, 0);

@@ -2,6 +2,7 @@
 
 #include "ops/balance/balance.h"
 #include "ops/collective/collective.h"
+#include "ops/expert_scale/expert_scale.h"
 #include "ops/jitter/jitter.h"
 #include "ops/router/router.h"
 #include "ops/sinkhorn/sinkhorn.h"
@@ -129,6 +130,14 @@ RoutedTokens cut_choices(LayerBuilder& builder, const RoutedTokens& all) {
   return {kept[TopP::kKeptProbs], kept[TopP::kKeptIdx]};
 }
 
+/// Probabilities times the factors of their experts.
+ValueId scale_by_expert(LayerBuilder& builder, const RoutedTokens& routing) {
+  const ValueId scale =
+      builder.f32_weight("moe.expert_scale", builder.whole({builder.config.moe.router_outputs()}));
+  return builder.program().add1(make_expert_scale(),
+                                {routing.probs_TK, routing.expert_idx_TK, scale}, "scaled_probs");
+}
+
 }  // namespace
 
 ValueId jitter_tokens(LayerBuilder& builder, ValueId normed) {
@@ -164,8 +173,9 @@ RoutedTokens build_router(LayerBuilder& builder, ValueId tokens) {
   ports.set(Port::kScoreMeans, routed[RouterOutput::kScoreMeans]);
   if (builder.shape.tells_routing)
     ports.set(Port::kChosenExperts, routed[RouterOutput::kExpertIdx]);
-  const RoutedTokens routing =
+  RoutedTokens routing =
       cut_choices(builder, {routed[RouterOutput::kProbs], routed[RouterOutput::kExpertIdx]});
+  if (moe.expert_scale) routing.probs_TK = scale_by_expert(builder, routing);
   if (spread) build_spread_balance(builder, routed[RouterOutput::kLogits], routing.expert_idx_TK);
   return routing;
 }

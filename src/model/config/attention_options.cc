@@ -29,6 +29,9 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.window_kv_heads", &config.window_kv_heads,
              "Key and value heads of layers with the window; 0: as many as those of the others",
              between(0, kMaxHeads));
+  schema.add("model.window_head_size", &config.window_head_size,
+             "Size of a head in layers with the window; 0: as in the others",
+             between(0, kMaxWidth));
   schema.add("model.window_sinks", &config.window_sinks,
              "model.attention_sinks in layers with the window alone");
   schema.add("model.value_size", &config.value_size,
@@ -36,6 +39,11 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
              between(0, kMaxWidth));
   schema.add("model.value_multiplier", &config.value_multiplier, "Factor on attention's values",
              {.min = kMinMultiplier, .max = kMaxMultiplier});
+  schema.add("model.keys_as_values", &config.keys_as_values,
+             "Layers without a window have no value projection: what keys are made of, neither "
+             "normed nor rotated, are their values");
+  schema.add("model.value_norm", &config.value_norm,
+             "RMSNorm of each value head, without a weight");
   schema.add(
       "model.attention_gate", &config.attention_gate,
       "Multiply what attention gives by model.gate_function of a projection of the hidden state");
@@ -74,6 +82,22 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
              "Biases of dense and shared MLPs; of routed experts: moe.mlp_bias");
 }
 
+namespace {
+
+void validate_values(const ModelConfig& config) {
+  if (!config.keys_as_values) return;
+  const ModelConfig others = config.of_layer({});
+  require(others.value_dim() == others.head_dim(),
+          "model.keys_as_values takes keys of {} elements as values, and model.value_size is {}; "
+          "leave model.value_size out",
+          others.head_dim(), config.value_size);
+  require(config.window == 0 || !config.window_layers.empty(),
+          "model.keys_as_values is of layers without a window, and all have one; list those with "
+          "it in model.window_layers, or leave model.keys_as_values out");
+}
+
+}  // namespace
+
 void validate_attention(const ModelConfig& config) {
   const auto needs_window = [&](bool is_set, const char* key) {
     require(!is_set || config.window > 0,
@@ -84,6 +108,7 @@ void validate_attention(const ModelConfig& config) {
   needs_window(config.own_window_rope, "model.window_rope");
   needs_window(config.window_heads > 0, "model.window_heads");
   needs_window(config.window_kv_heads > 0, "model.window_kv_heads");
+  needs_window(config.window_head_size > 0, "model.window_head_size");
   needs_window(config.window_sinks, "model.window_sinks");
   require(config.temperature_scale == 0 || config.has_temperatures(),
           "model.temperature_scale is of layers without a rotation, and all layers with attention "
@@ -95,9 +120,13 @@ void validate_attention(const ModelConfig& config) {
     };
     refuses(config.window_heads > 0, "model.window_heads", "leave it 0");
     refuses(config.window_kv_heads > 0, "model.window_kv_heads", "leave it 0");
+    refuses(config.window_head_size > 0, "model.window_head_size", "leave it 0");
+    refuses(config.keys_as_values, "model.keys_as_values", "leave it out");
+    refuses(config.value_norm, "model.value_norm", "leave it out");
     refuses(config.value_size > 0, "model.value_size", "set latent.value_size");
     refuses(config.value_multiplier != 1, "model.value_multiplier", "leave it out");
   }
+  validate_values(config);
   const ModelConfig windows = config.of_layer({.window = true});
   require(windows.num_heads % windows.kv_heads() == 0,
           "layers with a window have {} query heads (model.window_heads), no multiple of their {} "

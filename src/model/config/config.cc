@@ -67,12 +67,21 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                   "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU; "
                   "relu2: the square of ReLU");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
+  schema.add("model.post_norms", &config.post_norms,
+             "RMSNorm also behind attention and behind MLP or experts, before their sums with the "
+             "hidden states");
+  schema.add("model.layer_scalars", &config.layer_scalars,
+             "Each layer multiplies its hidden states by a number that is loaded and not trained, "
+             "as Gemma 4 has it");
   schema.add("model.embedding_multiplier", &config.embedding_multiplier,
              "Factor on the embedding's rows, as Granite has it", kMultiplier);
   schema.add("model.residual_multiplier", &config.residual_multiplier,
              "Factor on what attention and MLP add to the hidden states", kMultiplier);
   schema.add("model.logits_divisor", &config.logits_divisor, "What logits are divided by",
              kMultiplier);
+  schema.add("model.logit_softcap", &config.logit_softcap,
+             "c: logits become c * tanh(logit / c), as Gemma caps them; 0: they stay",
+             between(0, kMaxMultiplier));
   schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
   schema.add("model.padding_token", &config.padding_token,
              "Token whose embedding takes no gradient (PyTorch's padding_idx); -1: none",
@@ -161,6 +170,9 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
              "Inner size of the shared expert; 0: none", between(0, kMaxWidth));
   schema.add("moe.shared_gate", &moe.shared_gate,
              "Gate the shared expert by a sigmoid of the token");
+  schema.add("moe.separate_norms", &moe.separate_norms,
+             "Routed experts and the shared one have RMSNorms of their own, of what they read and "
+             "of what they give");
   schema.add("moe.latent_size", &moe.latent_size,
              "Size to which tokens are projected for dispatch and routed experts (LatentMoE); 0: "
              "none",
@@ -269,6 +281,9 @@ void validate_experts(const MoeConfig& moe) {
           "moe.pad_to_capacity needs a moe.capacity_factor above 0; 1.0 is the expected load");
   require(!moe.shared_gate || moe.shared_inner_size > 0,
           "moe.shared_gate needs a moe.shared_inner_size above 0");
+  require(!moe.separate_norms || moe.shared_inner_size > 0,
+          "moe.separate_norms are of routed experts and a shared one, and moe.shared_inner_size is "
+          "0; set it, or leave moe.separate_norms out");
   validate_router(moe);
   validate_group_sizes(moe);
   if (moe.experts == ExpertPath::kBlockSparse) validate_block_sparse(moe);
@@ -305,6 +320,7 @@ int64_t ModelConfig::value_dim() const {
 
 int64_t ModelConfig::rotary_dim() const {
   if (is_latent()) return latent.rope_size;
+  if (rope.proportional && rope.fraction > 0) return head_dim();
   return static_cast<int64_t>(static_cast<double>(head_dim()) * rope.fraction);
 }
 
@@ -313,12 +329,14 @@ ModelConfig ModelConfig::of_layer(LayerKind kind) const {
   if (kind.window && own_window_rope) own.rope = window_rope;
   if (kind.window && window_heads > 0) own.num_heads = window_heads;
   if (kind.window && window_kv_heads > 0) own.num_kv_heads = window_kv_heads;
+  if (kind.window && window_head_size > 0) own.head_size = window_head_size;
   if (kind.window && window_sinks) own.attention_sinks = true;
   const bool rotated = own.rotary_dim() > 0;
   if (rotated) own.temperature_scale = 0;
   if (!rotated && qk_norm == QkNorm::kL2) own.qk_norm = QkNorm::kNone;
+  if (kind.window) own.keys_as_values = false;
   own.own_window_rope = own.window_sinks = false;
-  own.window_heads = own.window_kv_heads = 0;
+  own.window_heads = own.window_kv_heads = own.window_head_size = 0;
   own.window_rope = {};
   return own;
 }

@@ -125,6 +125,9 @@ struct RopeConfig {
   double fraction = 1.0;
   /// Pairs are neighbours (2i, 2i + 1) instead of the two halves.
   bool interleaved = false;
+  /// The rotated share turns as those pairs of the whole head would that turn fastest, whose halves
+  /// they belong to (Gemma 4): the pairs are (i, i + head size / 2).
+  bool proportional = false;
   RopeScaling scaling = RopeScaling::kNone;
   double factor = 1.0;
   int64_t max_length = 0;       ///< dynamic: beyond it the base grows with the sequence length
@@ -189,6 +192,11 @@ struct MoeConfig {
   bool probs_on_input = false;
   /// A learnt bias of the router's logits, unlike expert_bias also of the probabilities.
   bool router_bias = false;
+  /// The router reads the layer's state by a norm of its own, divided by the root of its width,
+  /// instead of what experts read (Gemma 4).
+  bool router_norm = false;
+  /// A learnt factor of each expert on its probabilities (ops/expert_scale).
+  bool expert_scale = false;
   int64_t num_groups = 1;
   int64_t top_groups = 1;
   GroupScore group_score = GroupScore::kTopTwoSum;
@@ -227,6 +235,9 @@ struct MoeConfig {
 
   int64_t shared_inner_size = 0;
   bool shared_gate = false;
+  /// Routed experts and the shared one each have norms of their own, of what they read and of what
+  /// they give, before it is added up (Gemma 4).
+  bool separate_norms = false;
 
   /// l: routed experts work on a projection of the token to this size, made after routing and
   /// before dispatch, and their sum is projected back (LatentMoE: Megatron-Core MoE, section 7.3).
@@ -249,7 +260,7 @@ struct MoeConfig {
   std::vector<int64_t> expert_sizes() const;
 };
 
-/// A decoder-only, pre-norm language model.
+/// A decoder-only language model, with norms before attention and MLP and perhaps behind them.
 struct ModelConfig {
   int64_t vocab_size = 0;  ///< 0: the tokenizer's, rounded up to a multiple of 64
   int64_t hidden_size = 256;
@@ -265,9 +276,10 @@ struct ModelConfig {
   std::vector<int64_t> window_layers;
   /// Layers with the window are rotated as `window_rope` says, the others as `rope` does.
   bool own_window_rope = false;
-  int64_t window_heads = 0;     ///< of layers with the window; 0: num_heads
-  int64_t window_kv_heads = 0;  ///< of layers with the window; 0: num_kv_heads
-  bool window_sinks = false;    ///< attention_sinks in layers with the window alone
+  int64_t window_heads = 0;      ///< of layers with the window; 0: num_heads
+  int64_t window_kv_heads = 0;   ///< of layers with the window; 0: num_kv_heads
+  int64_t window_head_size = 0;  ///< of layers with the window; 0: head_size
+  bool window_sinks = false;     ///< attention_sinks in layers with the window alone
   /// Layers whose mixer is Gated DeltaNet, sized by `delta`; the others have attention.
   std::vector<int64_t> delta_layers;
   /// Layers whose mixer is Mamba-2, sized by `mamba`.
@@ -280,7 +292,11 @@ struct ModelConfig {
   AttentionKind attention = AttentionKind::kStandard;
   QkNorm qk_norm = QkNorm::kNone;
   bool norm_after_rotation = false;  ///< queries and keys are rotated, then normed (Hunyuan)
-  bool qkv_bias = false;             ///< latent attention: on the projections into the latents
+  /// Layers without a window have no value projection: values are what keys are made of, neither
+  /// normed nor rotated (Gemma 4).
+  bool keys_as_values = false;
+  bool value_norm = false;  ///< RMSNorm of each value head, without a weight
+  bool qkv_bias = false;    ///< latent attention: on the projections into the latents
   bool output_bias = false;
   /// A learnt logit of each head that joins the softmax's denominator (ops/attention_sink).
   bool attention_sinks = false;
@@ -291,6 +307,11 @@ struct ModelConfig {
   bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias
   Activation activation = Activation::kSwiGLU;
   double norm_eps = 1e-5;
+  /// What attention and MLP or experts give is normed before it joins the hidden states (Gemma 2
+  /// Technical Report: Gemma Team, 2024, table 1).
+  bool post_norms = false;
+  /// A layer multiplies the hidden states that it gives by a number, which is loaded, not trained.
+  bool layer_scalars = false;
   /// Granite's multipliers (maximal update parametrization: Yang et al., Tensor Programs V, 2022):
   /// of the embedding's rows, and of what attention and MLP add to the hidden states.
   double embedding_multiplier = 1.0;
@@ -303,6 +324,7 @@ struct ModelConfig {
   double temperature_scale = 0;
   int64_t temperature_length = 8192;
   double logits_divisor = 1.0;  ///< of the head's logits
+  double logit_softcap = 0;     ///< c: logits become c · tanh(logit / c); 0: as they are
   bool tie_embeddings = true;
   /// A token whose embedding takes no gradient, as PyTorch's padding_idx; -1: none.
   int64_t padding_token = -1;

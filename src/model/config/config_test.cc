@@ -62,6 +62,7 @@ TEST(Presets, HaveTheirPublishedSizes) {
   expect_size("lfm2-8b-a1b", 8.34e9, 1.55e9);
   // 109 billion are published, encoders of images included; here of text, counted from the shapes.
   expect_size("llama4-scout-17b-16e", 107.8e9, 17.2e9);
+  expect_size("gemma4-26b-a4b", 25.2e9, 3.8e9);
   expect_size("granite-3.1-3b-a800m", 3.3e9, 0.88e9);
   // Llama 3 70B's 70.55 billion, of which 56.37 are MLPs that stand 8 times, or twice.
   expect_size("llama3-8x70b", 70.55e9 + 7 * 56.37e9, 70.55e9 + 56.37e9);
@@ -114,6 +115,19 @@ TEST(ModelConfig, CountsEveryOption) {
   config.window_layers = {};
   config.window_heads = config.window_kv_heads = 0;
   config.window_sinks = false;
+  config.post_norms = config.layer_scalars = config.moe.separate_norms = true;
+  expect_counted("norms behind, and factors of layers");
+  config.moe.router_norm = config.moe.expert_scale = true;
+  expect_counted("norm and factors of the router");
+  config.layer_scalars = false;
+  config.keys_as_values = true;
+  config.window = 5;
+  config.window_layers = {1};
+  config.window_head_size = 6;
+  expect_counted("keys as values, and windows of their own head size");
+  config.keys_as_values = false;
+  config.window = config.window_head_size = 0;
+  config.window_layers = {};
   config.delta_layers = {0};
   config.delta = {.num_key_heads = 2, .num_value_heads = 6, .key_size = 3, .value_size = 5};
   expect_counted("gated delta rule");
@@ -348,6 +362,58 @@ TEST(Lora, RefusesWhatTheModelLacks) {
     c.num_kv_heads = 0;
     c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
   });
+}
+
+TEST(ModelConfig, RefusesValuesAndNormsThatCannotBe) {
+  expect_refused([](ModelConfig& c) { c.window_head_size = 4; },
+                 "model.window_head_size is of layers with a window");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.window = 3;
+        c.keys_as_values = true;
+      },
+      "model.keys_as_values is of layers without a window, and all have one");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.keys_as_values = true;
+        c.value_size = 3;
+      },
+      "model.keys_as_values takes keys of 4 elements as values, and model.value_size is 3");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.attention = AttentionKind::kLatent;
+        c.num_kv_heads = 0;
+        c.value_norm = true;
+      },
+      "model.value_norm does not go with");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.window = 3;
+        c.window_layers = {0};
+        c.window_head_size = 5;
+      },
+      "5 elements of a head are rotated ([rope])");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.rope.proportional = true;
+        c.rope.scaling = RopeScaling::kYarn;
+        c.rope.original_length = 8;
+      },
+      "rope.proportional turns pairs of whole heads");
+  expect_refused([](ModelConfig& c) { c.moe.separate_norms = true; },
+                 "moe.separate_norms are of routed experts and a shared one");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.router_jitter = 0.1;
+        c.moe.jitter_experts = c.moe.router_norm = true;
+      },
+      "moe.jitter_experts lets experts read what the router reads");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.keys_as_values = true;
+        c.lora.rank = 2;
+      },
+      "with model.keys_as_values not all layers have the matrices");
 }
 
 TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {

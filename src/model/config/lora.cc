@@ -217,10 +217,14 @@ void validate_lora(const ModelConfig& config) {
     return;
   }
   validate_targets(config);
-  require(config.window_kv_heads == 0 && config.window_heads == 0,
+  require(config.window_kv_heads == 0 && config.window_heads == 0 && config.window_head_size == 0,
           "lora.rank is {}, but layers with a window have heads of their own (model.window_heads, "
-          "model.window_kv_heads), and adapters of attention are of one size in all layers; leave "
-          "one of them out",
+          "model.window_kv_heads, model.window_head_size), and adapters of attention are of one "
+          "size in all layers; leave one of them out",
+          lora.rank);
+  require(!config.keys_as_values,
+          "lora.rank is {}, but with model.keys_as_values not all layers have the matrices that "
+          "adapters are beside; leave one of them out",
           lora.rank);
   require(
       config.mtp_layers == 0,

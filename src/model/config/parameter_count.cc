@@ -23,7 +23,9 @@ Saturating count_attention(const ModelConfig& config) {
   if (config.attention_sinks) count += n;
   if (!config.is_latent()) {
     const Saturating keys = Saturating(config.kv_heads()) * config.head_dim();
-    const Saturating rows = queries + keys + Saturating(config.kv_heads()) * config.value_dim();
+    const Saturating values =
+        config.keys_as_values ? Saturating(0) : Saturating(config.kv_heads()) * config.value_dim();
+    const Saturating rows = queries + keys + values;
     count += h * rows + (config.qkv_bias ? rows : Saturating(0));
     if (config.qk_norm == QkNorm::kHead) count += 2 * config.head_dim();
     if (config.qk_norm == QkNorm::kAll) count += queries + keys;
@@ -86,6 +88,15 @@ Saturating count_mlp(const ModelConfig& config, int64_t inner_size) {
          (config.mlp_bias ? first + config.hidden_size : Saturating(0));
 }
 
+/// Weights of a layer's router and of the norms around its experts.
+Saturating count_router(const ModelConfig& config) {
+  const MoeConfig& moe = config.moe;
+  const Saturating h = config.hidden_size;
+  const int64_t for_each_output = (moe.router_bias ? 1 : 0) + (moe.expert_scale ? 1 : 0);
+  return moe.router_outputs() * (h + for_each_output) + (moe.router_norm ? h : Saturating(0)) +
+         (moe.separate_norms ? 3 * h : Saturating(0));
+}
+
 }  // namespace
 
 ParameterCount count_parameters(const ModelConfig& config) {
@@ -106,7 +117,9 @@ ParameterCount count_parameters(const ModelConfig& config) {
       config.moe.shared_inner_size == 0
           ? Saturating(0)
           : count_mlp(config, config.moe.shared_inner_size) + (config.moe.shared_gate ? h : 0);
-  const Saturating router = config.moe.router_outputs() * (h + (config.moe.router_bias ? 1 : 0));
+  const Saturating router = count_router(config);
+
+  const Saturating norms = (config.post_norms ? 2 : 1) * h;  // of a part of a layer
 
   Saturating total = tables + h;
   Saturating active = total;
@@ -114,17 +127,20 @@ ParameterCount count_parameters(const ModelConfig& config) {
     const bool moe = config.is_moe_layer(layer);
     // Two norms before the projections of state and embedding, and one before the head.
     const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
-    Saturating for_all_tokens = joining;
+    Saturating for_all_tokens = joining + (config.layer_scalars ? 1 : 0);
     if (config.has_mixer(layer))
-      for_all_tokens += h + count_mixer(config, config.layer_kind(layer));
-    if (config.has_mlp(layer)) for_all_tokens += h + (moe ? projections + shared + router : dense);
+      for_all_tokens += norms + count_mixer(config, config.layer_kind(layer));
+    if (config.has_mlp(layer))
+      for_all_tokens += norms + (moe ? projections + shared + router : dense);
     total += for_all_tokens + (moe ? all_experts : Saturating(0));
     active += for_all_tokens + (moe ? active_experts : Saturating(0));
   }
   const AdapterCount adapters = count_adapters(config);
   total += adapters.total;
   active += adapters.active;
-  return {total.value(), active.value(), config.lora.is_on() ? adapters.total : total.value()};
+  const int64_t fixed = config.layer_scalars ? config.all_layers() : 0;
+  return {total.value(), active.value(),
+          config.lora.is_on() ? adapters.total : total.value() - fixed};
 }
 
 void check_parameter_count(const ModelConfig& config) {

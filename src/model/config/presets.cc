@@ -82,6 +82,19 @@ constexpr const char* kExaone =
     "[moe]\nscore = \"sigmoid\"\nexpert_bias = true\nscore_scale = 2.5\n"
     "first_dense_layers = 1\nshared_inner_size = 2048\nbalance_coefficient = 0.0\n";
 
+/// The text model of Gemma 4 26B-A4B but for the layers with a window: all but every sixth, which
+/// make_published adds. The shared expert is what its files call MLP.
+constexpr const char* kGemma4 =
+    "[model]\nvocab_size = 262144\nhead_size = 512\nwindow = 1024\nwindow_head_size = 256\n"
+    "window_kv_heads = 8\nwindow_rope = true\nqk_norm = \"head\"\nkeys_as_values = true\n"
+    "value_norm = true\nattention_multiplier = 1.0\nactivation = \"geglu_tanh\"\nnorm_eps = 1e-6\n"
+    "post_norms = true\nlayer_scalars = true\nembedding_multiplier = 53.0659966456864\n"
+    "logit_softcap = 30.0\npadding_token = 0\n"
+    "[rope]\nbase = 1000000.0\nfraction = 0.25\nproportional = true\n"
+    "[window_rope]\nbase = 10000.0\n"
+    "[moe]\nshared_inner_size = 2112\nseparate_norms = true\nrouter_norm = true\n"
+    "expert_scale = true\nbalance_coefficient = 0.0\n";
+
 /// LFM2-8B-A1B but for its gated convolutions: in all layers but those that attend, which
 /// make_published adds.
 constexpr const char* kLfm2 =
@@ -208,6 +221,8 @@ constexpr PublishedShape kPublished[] = {
      128, 8, false, kExaone},
     {"llama4-scout-17b-16e", "Llama 4 Scout 17B-16E, of text (published configuration)", 48, 5120,
      40, 8, 8192, 16, 1, false, kLlama4},
+    {"gemma4-26b-a4b", "the text model of Gemma 4 26B-A4B (published configuration)", 30, 2816, 16,
+     2, 704, 128, 8, true, kGemma4},
     {"lfm2-8b-a1b", "LFM2-8B-A1B (published configuration)", 24, 2048, 32, 8, 1792, 32, 4, true,
      kLfm2},
 };
@@ -225,6 +240,11 @@ std::string list_layers(const char* key, int64_t num_layers, auto is_listed) {
     if (is_listed(layer)) layers.push_back(layer);
   }
   return fmt::format("model.{} = [{}]\n", key, fmt::join(layers, ", "));
+}
+
+/// All layers but every sixth.
+std::string five_of_six_layers(const char* key, int64_t num_layers) {
+  return list_layers(key, num_layers, [](int64_t layer) { return layer % 6 != 5; });
 }
 
 /// Layers 0, 1, 2, 4, 5, 6 and so on.
@@ -277,6 +297,7 @@ Preset make_published(const PublishedShape& s) {
     toml += three_of_four_layers("delta_layers", s.layers);
   if (s.extra == kLlama4) toml += three_of_four_layers("window_layers", s.layers);
   if (s.extra == kExaone) toml += three_of_four_layers("window_layers", s.layers);
+  if (s.extra == kGemma4) toml += five_of_six_layers("window_layers", s.layers);
   if (s.extra == kLfm2) toml += lfm2_layers(s.layers);
   if (s.extra == kGraniteHybrid) toml += granite_layers(s.layers);
   if (s.extra == kNemotronNano) toml += nemotron_layers(kNemotronNanoLayers);

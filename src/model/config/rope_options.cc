@@ -13,6 +13,13 @@ void validate_section(const ModelConfig& config, std::string_view section) {
   require(!config.is_latent() || rope.fraction == 1.0,
           "{}.fraction {} does not go with model.attention = \"latent\"; set latent.rope_size",
           section, rope.fraction);
+  require(!rope.proportional || !config.is_latent(),
+          "{}.proportional does not go with model.attention = \"latent\"; leave it out", section);
+  require(!rope.proportional || rope.scaling == RopeScaling::kNone ||
+              rope.scaling == RopeScaling::kLinear,
+          "{0}.proportional turns pairs of whole heads, which {0}.scaling stretches by \"linear\" "
+          "alone; set that, or leave one of them out",
+          section);
   if (rope.fraction == 0) {
     require(rope.scaling == RopeScaling::kNone,
             "{0}.scaling stretches the rotation, which {0}.fraction 0 takes away; leave it out",
@@ -49,6 +56,9 @@ void add_rope_options(ConfigSchema& schema, RopeConfig& rope, std::string_view s
              between(0, 1));
   schema.add(key("interleaved"), &rope.interleaved,
              "Rotate neighbouring elements as pairs, not the two halves");
+  schema.add(key("proportional"), &rope.proportional,
+             "The fraction of a head's pairs that would turn fastest were all rotated is, as in "
+             "Gemma 4: halves of the pairs lie half a head apart");
   schema.add_enum(key("scaling"), &rope.scaling,
                   {{"none", RopeScaling::kNone},
                    {"linear", RopeScaling::kLinear},
@@ -81,7 +91,12 @@ void add_rope_options(ConfigSchema& schema, RopeConfig& rope, std::string_view s
 
 void validate_rope(const ModelConfig& config) {
   validate_section(config.of_layer({}), "rope");
-  if (config.own_window_rope) validate_section(config.of_layer({.window = true}), "window_rope");
+  const ModelConfig windows = config.of_layer({.window = true});
+  if (config.own_window_rope) {
+    validate_section(windows, "window_rope");
+  } else if (config.window_head_size > 0) {
+    validate_section(windows, "rope");
+  }
 }
 
 }  // namespace tessera

@@ -44,6 +44,12 @@ std::vector<float> yarn_frequencies(const RopeConfig& rope, int64_t rotary_dim) 
   return frequencies;
 }
 
+/// Pairs behind the rotated share stand still.
+void stop_rest(const RopeConfig& rope, int64_t head_size, std::vector<float>& frequencies) {
+  const double turning = std::floor(rope.fraction * static_cast<double>(head_size) / 2);
+  std::fill(frequencies.begin() + static_cast<int64_t>(turning), frequencies.end(), 0.0F);
+}
+
 float llama3_frequency(const RopeConfig& rope, double frequency) {
   const auto length = static_cast<double>(rope.original_length);
   const double turns = length * frequency / (2 * std::numbers::pi);
@@ -66,6 +72,7 @@ std::vector<float> inverse_frequencies(const RopeConfig& rope, int64_t rotary_di
     if (rope.scaling == RopeScaling::kLinear) frequency /= static_cast<float>(rope.factor);
     if (rope.scaling == RopeScaling::kLlama3) frequency = llama3_frequency(rope, frequency);
   }
+  if (rope.proportional) stop_rest(rope, rotary_dim, frequencies);
   return frequencies;
 }
 

@@ -90,6 +90,24 @@ TEST(Rotary, AgreesWithTransformers) {
   }
 }
 
+TEST(Rotary, ProportionalPairsAreOfWholeHeads) {
+  const RopeConfig rope = {.base = 500,
+                           .fraction = 0.3,
+                           .proportional = true,
+                           .scaling = RopeScaling::kLinear,
+                           .factor = 2};
+  const auto whole = default_inverse_frequencies(16, 500);
+  const auto found = inverse_frequencies(rope, 16, 64);
+  ASSERT_EQ(found.size(), whole.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i], i < 2 ? whole[i] / 2 : 0) << i;
+  ModelConfig config;
+  config.head_size = 16;
+  config.rope = rope;
+  EXPECT_EQ(config.rotary_dim(), 16);
+  config.rope.fraction = 0;
+  EXPECT_EQ(config.rotary_dim(), 0);
+}
+
 TEST(Rotary, LatentAttentionScalesItsScoresByMscale) {
   ModelConfig config;
   config.attention = AttentionKind::kLatent;

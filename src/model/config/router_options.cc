@@ -81,6 +81,11 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
              "Probabilities multiply what routed experts read instead of what they give, as in "
              "Llama 4");
   schema.add("moe.router_bias", &moe.router_bias, "A learnt bias of the router's logits");
+  schema.add("moe.router_norm", &moe.router_norm,
+             "The router reads the layer's state by an RMSNorm of its own, divided by the root of "
+             "its width, instead of what experts read");
+  schema.add("moe.expert_scale", &moe.expert_scale,
+             "A learnt factor of each expert on its probabilities");
   schema.add_enum("moe.routing", &moe.routing,
                   {{"top_k", Routing::kTopK},
                    {"sinkhorn", Routing::kSinkhorn},
@@ -134,6 +139,10 @@ void validate_router(const MoeConfig& moe) {
           "moe.score_order = \"after_top_k\" needs moe.score = \"softmax\"");
   require(!moe.jitter_experts || moe.router_jitter > 0,
           "moe.jitter_experts needs a moe.router_jitter above 0; Switch Transformers have 0.01");
+  require(!moe.jitter_experts || !(moe.router_norm || moe.separate_norms),
+          "moe.jitter_experts lets experts read what the router reads, which {} makes another; "
+          "leave one of them out",
+          moe.router_norm ? "moe.router_norm" : "moe.separate_norms");
   validate_groups(moe);
   validate_choice(moe);
   validate_routing(moe);

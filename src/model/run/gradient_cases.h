@@ -386,6 +386,49 @@ inline std::vector<Case> gradient_cases() {
                   c.moe.normalize_top_k = false;
                   c.moe.shared_inner_size = 5;
                 }),
+      make_case("norms_behind_and_layer_scalars",
+                [](ModelConfig& c) {
+                  c.post_norms = true;
+                  c.layer_scalars = true;
+                  c.residual_multiplier = 0.7;
+                  c.logit_softcap = 2;
+                }),
+      make_case("keys_as_values",
+                [](ModelConfig& c) {
+                  c.qk_norm = QkNorm::kHead;
+                  c.keys_as_values = true;
+                  c.value_norm = true;
+                  c.attention_multiplier = 1;
+                  c.rope.proportional = true;
+                  c.rope.fraction = 0.5;
+                }),
+      make_case("windows_of_their_own_head_size",
+                [](ModelConfig& c) {
+                  c.window = 3;
+                  c.window_layers = {0};
+                  c.window_head_size = 6;
+                  c.window_kv_heads = 4;
+                  c.keys_as_values = true;
+                  c.value_norm = true;
+                  c.value_multiplier = 0.5;
+                }),
+      make_case("experts_of_separate_norms",
+                [](ModelConfig& c) {
+                  c.moe.shared_inner_size = 12;
+                  c.moe.separate_norms = true;
+                  c.moe.router_norm = true;
+                  c.moe.expert_scale = true;
+                  c.post_norms = true;
+                }),
+      make_case("scaled_experts_of_a_share",
+                [](ModelConfig& c) {
+                  c.moe.router_norm = true;
+                  c.moe.expert_scale = true;
+                  c.moe.zero_experts = 2;
+                  c.moe.top_k = 3;
+                  c.moe.top_p = 0.6;
+                  c.moe.memory_efficient = false;
+                }),
       make_case("softplus_gates",
                 [](ModelConfig& c) {
                   c.attention_gate = true;

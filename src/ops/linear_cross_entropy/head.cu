@@ -186,9 +186,18 @@ __device__ __forceinline__ int owner_of(int column) {
   return column / 4 % kThreads;
 }
 
+/// What a change of a product is to the logit that it was capped to, of 1 / c.
+template <bool kCapped>
+__device__ __forceinline__ float slope_at(float logit, float inverse_cap) {
+  if constexpr (!kCapped) return 1.0F;
+  const float share = logit * inverse_cap;
+  return 1.0F - share * share;
+}
+
 /// Gradients are no wider than logits: a tile is written where all threads have read.
-template <typename T>
-__device__ void store_gradients(float* row, int num_columns, const RowGradient& gradient) {
+template <typename T, bool kCapped>
+__device__ void store_gradients(float* row, int num_columns, const RowGradient& gradient,
+                                float inverse_cap) {
   T* const to = reinterpret_cast<T*>(row);
   if (gradient.coef == 0 && gradient.at_label == 0) return store_zeros(to, num_columns);
   const int label = static_cast<int>(gradient.label_column);
@@ -197,17 +206,22 @@ __device__ void store_gradients(float* row, int num_columns, const RowGradient& 
   const auto probability = [&](float logit) {
     return shifted_exp<T>(logit, gradient.lse) * gradient.coef;
   };
+  const auto own = [&](float logit) {
+    if constexpr (!kCapped) return probability(logit);
+    return probability(logit) * slope_at<kCapped>(logit, inverse_cap);
+  };
   for_each_tile(row, num_columns, [&](int tile, const Part& part) {
     if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int at = Part::column(tile, i);
       const float4 v = part.vectors[i];
-      if (at < num_columns)
-        store(to + at, {probability(v.x), probability(v.y), probability(v.z), probability(v.w)});
+      if (at < num_columns) store(to + at, {own(v.x), own(v.y), own(v.z), own(v.w)});
     }
   });
-  if (owns_label) to[label] = T(probability(label_logit) + gradient.at_label);
+  if (!owns_label) return;
+  const float sum = probability(label_logit) + gradient.at_label;
+  to[label] = T(sum * slope_at<kCapped>(label_logit, inverse_cap));
 }
 
 /// Finds a row's losses; returns its lse to all threads.
@@ -230,7 +244,7 @@ __device__ float find_losses(const HeadRows& rows, const HeadLosses& losses, con
   return lse;
 }
 
-template <typename T, bool kLosses, bool kGradients>
+template <typename T, bool kLosses, bool kGradients, bool kCapped>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     head_kernel(const HeadRows rows, const HeadLosses losses, const HeadGradients gradients) {
   wait_for_earlier();
@@ -250,17 +264,42 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     lse = gradients.lse[token];
   }
   if constexpr (kGradients)
-    store_gradients<T>(row, num_columns, row_gradient(gradients, token, label, lse));
+    store_gradients<T, kCapped>(row, num_columns, row_gradient(gradients, token, label, lse),
+                                1.0F / rows.softcap);
 }
 
+template <bool kLosses, bool kGradients, bool kCapped>
+void launch_kernel(const HeadRows& rows, const HeadLosses& losses, const HeadGradients& gradients,
+                   cudaStream_t stream) {
+  const auto kernel = rows.dtype == DType::kF32 ? head_kernel<float, kLosses, kGradients, kCapped>
+                                                : head_kernel<Bf16, kLosses, kGradients, kCapped>;
+  launch_early(kernel, {static_cast<unsigned>(rows.num_rows), kThreads}, stream, rows, losses,
+               gradients);
+}
+
+/// Losses alone are the same of logits that were capped.
 template <bool kLosses, bool kGradients>
 void launch(const HeadRows& rows, const HeadLosses& losses, const HeadGradients& gradients,
             cudaStream_t stream) {
   if (rows.num_rows == 0) return;
-  const auto kernel = rows.dtype == DType::kF32 ? head_kernel<float, kLosses, kGradients>
-                                                : head_kernel<Bf16, kLosses, kGradients>;
-  launch_early(kernel, {static_cast<unsigned>(rows.num_rows), kThreads}, stream, rows, losses,
-               gradients);
+  if (kGradients && rows.softcap > 0) {
+    launch_kernel<kLosses, kGradients, kGradients>(rows, losses, gradients, stream);
+  } else {
+    launch_kernel<kLosses, kGradients, false>(rows, losses, gradients, stream);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) cap_logits_kernel(const HeadRows rows) {
+  wait_for_earlier();
+  let_next_begin_if_short();
+  float* const row = rows.logits + blockIdx.x * rows.stride;
+  const float inverse = 1.0F / rows.softcap;
+  const auto capped = [&](float x) { return rows.softcap * tanhf(x * inverse); };
+  for (int64_t at = threadIdx.x * 4; at < rows.num_columns; at += kStep) {
+    float4* const values = reinterpret_cast<float4*>(row + at);
+    const float4 v = *values;
+    *values = {capped(v.x), capped(v.y), capped(v.z), capped(v.w)};
+  }
 }
 
 constexpr int kSumThreads = 1024;
@@ -296,6 +335,11 @@ __global__ void copy_rows_kernel(const HeadCopy copy) {
 }
 
 }  // namespace
+
+void launch_head_cap(const HeadRows& rows, cudaStream_t stream) {
+  if (rows.num_rows == 0) return;
+  launch_early(cap_logits_kernel, {static_cast<unsigned>(rows.num_rows), kThreads}, stream, rows);
+}
 
 void launch_head_losses(const HeadRows& rows, const HeadLosses& losses, cudaStream_t stream) {
   launch<true, false>(rows, losses, {}, stream);

@@ -50,7 +50,7 @@ class Head {
   HeadRange block_at(int64_t first) const;
   bool is_ignored(int64_t token) const;
 
-  /// logits = x[rows] · weight[cols]ᵀ, into the block's place.
+  /// logits = x[rows] · weight[cols]ᵀ, capped, into the block's place.
   void multiply_logits(HeadRange rows, HeadRange cols) const;
   /// Replaces the block's logits by exp(logit - block maximum); keeps maxima, sums and the labels'
   /// logits.
@@ -70,6 +70,8 @@ class Head {
 
   /// The logits' gradients of a block, from its exponentials or from its logits. of_row(row), the
   /// row counted in the chunk, gives the RowGradient.
+  /// Exponentials no longer say what capped logits were: of these gradients come from logits.
+  bool grads_need_logits() const { return sizes_.softcap > 0; }
   template <typename OfRow>
   void grad_from_exponentials(HeadRange rows, HeadRange cols, const OfRow& of_row) const;
   template <typename OfRow>
@@ -89,6 +91,8 @@ class Head {
   void sum_parts(HeadRange rows, int64_t row, const Tensor& dx) const;
 
  private:
+  /// Replaces the block's logits by cap · tanh(logit / cap).
+  void cap_logits(HeadRange rows, HeadRange cols) const;
   /// sum[rows of the chunk] = or += grad · weight[cols].
   void multiply_to_dx(HeadRange rows, HeadRange cols, float* sum, bool accumulate) const;
   void multiply_to_weight(HeadRange rows, HeadRange cols, const HeadWeightGradient& weight) const;

@@ -7,6 +7,7 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/linear_cross_entropy/softmax_rows.h"
 #include "ops/simd.h"
+#include "ops/softcap_math.h"
 
 namespace tessera {
 inline namespace TESSERA_CPU_LEVEL {
@@ -73,6 +74,17 @@ void Head::multiply_logits(HeadRange rows, HeadRange cols) const {
         .c = logits(rows, cols),
         .ldc = cols.count,
         .input_type = x_.dtype});
+  if (sizes_.softcap > 0) cap_logits(rows, cols);
+}
+
+void Head::cap_logits(HeadRange rows, HeadRange cols) const {
+  float* block = logits(rows, cols);
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows.count; ++row) {
+    float* own = block + row * cols.count;
+    map_row(own, own, cols.count,
+            [this](simd::Vec values) { return capped_softly(values, sizes_.softcap); });
+  }
 }
 
 void Head::exponentiate_block(HeadRange rows, HeadRange cols) const {
@@ -113,19 +125,31 @@ void Head::store_row(HeadRange rows, HeadRange cols, int64_t row, const RowGradi
   }
   const float* from = logits(rows, cols) + row * cols.count;
   const int64_t label = label_column(rows.first + row, cols);
-  const auto store = [&](const auto& probability) {
+  // slope: what a change of the product is to a logit.
+  const auto store = [&](const auto& probability, const auto& slope) {
+    const simd::Vec own = simd::broadcast(label < 0 ? 0.0F : from[label]);
     const float at_label =
-        label < 0 ? 0.0F : probability(simd::broadcast(from[label]))[0] + gradient.at_label;
-    map_row(grad, from, cols.count, probability);
+        label < 0 ? 0.0F : (probability(own)[0] + gradient.at_label) * slope(own)[0];
+    map_row(grad, from, cols.count,
+            [&](simd::Vec values) { return probability(values) * slope(values); });
     if (label >= 0) grad[label] = A(at_label);
   };
   if (from_exponentials) {
     const float maximum = statistics(layout_.block_max, cols)[row];
     const float factor = gradient.coef * std::exp(maximum - gradient.lse);
-    store([factor](simd::Vec exponentials) { return exponentials * factor; });
+    store([factor](simd::Vec exponentials) { return exponentials * factor; },
+          [](simd::Vec /*exponentials*/) { return simd::broadcast(1.0F); });
+    return;
+  }
+  const auto probability = [gradient](simd::Vec values) {
+    return simd::exp(values - gradient.lse) * gradient.coef;
+  };
+  if (sizes_.softcap == 0) {
+    store(probability, [](simd::Vec /*values*/) { return simd::broadcast(1.0F); });
   } else {
-    store(
-        [gradient](simd::Vec values) { return simd::exp(values - gradient.lse) * gradient.coef; });
+    store(probability, [inverse = 1.0F / sizes_.softcap](simd::Vec values) {
+      return 1.0F - values * inverse * (values * inverse);
+    });
   }
 }
 

@@ -23,7 +23,7 @@ int64_t scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec&
 }  // namespace
 
 HeadCut::HeadCut(const Shape& x, const Shape& weight, const CrossEntropySpec& spec)
-    : T(x[0]), H(x[1]), V(weight[0]), stride(align_up(V, kStrideUnit)) {
+    : T(x[0]), H(x[1]), V(weight[0]), stride(align_up(V, kStrideUnit)), softcap(spec.softcap) {
   constexpr auto kValueBytes = static_cast<int64_t>(sizeof(float));
   const int64_t by_memory = kLogitsBytes / (kValueBytes * std::max<int64_t>(stride, 1));
   chunk = std::min(T, std::max({by_memory / kMinRows * kMinRows, kMinRows, spec.chunk_tokens}));
@@ -68,6 +68,7 @@ HeadRows Head::multiply_logits(int64_t first_token) const {
                       .first_column = first_column_,
                       .vocab_size = vocab_size_,
                       .ignored = kIgnoredLabel,
+                      .softcap = cut_.softcap,
                       .dtype = x_.dtype};
   multiply(args_, {.transpose_b = true,
                    .m = rows.num_rows,
@@ -81,6 +82,7 @@ HeadRows Head::multiply_logits(int64_t first_token) const {
                    .ldc = cut_.stride,
                    .input_type = x_.dtype,
                    .output_type = DType::kF32});
+  if (rows.softcap > 0) launch_head_cap(rows, stream_of(args_));
   return rows;
 }
 

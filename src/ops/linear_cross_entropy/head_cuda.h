@@ -17,6 +17,7 @@ struct HeadCut {
   int64_t V = 0;
   int64_t chunk = 0;
   int64_t stride = 0;  ///< of a row of logits
+  float softcap = 0;   ///< of the logits; 0: none
 
   HeadCut(const Shape& x, const Shape& weight, const CrossEntropySpec& spec);
 };
@@ -41,7 +42,7 @@ class Head {
        int64_t vocab_size, bool makes_gradients);
 
   const HeadCut& cut() const { return cut_; }
-  /// The chunk that begins at a token, with its logits.
+  /// The chunk that begins at a token, with its logits, capped.
   HeadRows multiply_logits(int64_t first_token) const;
   /// dx[rows] = gradients · weight and dweight += gradientsᵀ · x[rows], unless it is null; the
   /// first chunk writes dweight where the accumulators are unset.

@@ -21,8 +21,12 @@ struct HeadRows {
   int64_t first_column = 0;         ///< of the whole vocabulary
   int64_t vocab_size = 0;
   int32_t ignored = 0;        ///< the label of a token without one
+  float softcap = 0;          ///< c: logits are c · tanh(product / c); 0: the products
   DType dtype = DType::kF32;  ///< the type of x and of the gradients
 };
+
+/// Makes products into capped logits, of a softcap above 0.
+void launch_head_cap(const HeadRows& rows, cudaStream_t stream);
 
 /// What is found of each token, indexed over all tokens; null where it is not wanted. A token whose
 /// label is outside the whole vocabulary and not `ignored` gets a NaN loss and label_logit.

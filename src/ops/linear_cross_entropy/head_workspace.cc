@@ -9,7 +9,8 @@ HeadSizes::HeadSizes(const Shape& x, const Shape& weight, const CrossEntropySpec
       H(x[1]),
       V(weight[0]),
       chunk(std::min(spec.chunk_tokens, T)),
-      block(std::max<int64_t>(std::min(spec.block_vocab, V), 1)) {}
+      block(std::max<int64_t>(std::min(spec.block_vocab, V), 1)),
+      softcap(spec.softcap) {}
 
 HeadWorkspace::HeadWorkspace(const HeadSizes& sizes, const HeadNeeds& needs) {
   const auto take = [this](bool wanted, int64_t num_elements, DType dtype) {

@@ -13,6 +13,7 @@ struct HeadSizes {
   int64_t V = 0;
   int64_t chunk = 0;
   int64_t block = 0;
+  float softcap = 0;  ///< of the logits; 0: none
 
   HeadSizes(const Shape& x, const Shape& weight, const CrossEntropySpec& spec);
   int64_t num_blocks() const { return (V + block - 1) / block; }

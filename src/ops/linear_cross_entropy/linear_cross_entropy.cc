@@ -1,5 +1,7 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
+#include <cmath>
+
 #include "ops/gemm/tile_permission.h"
 #include "ops/many_threads.h"
 #include "ops/storage.h"
@@ -35,10 +37,13 @@ CrossEntropyOperator::CrossEntropyOperator(const CrossEntropySpec& spec) : spec_
   const bool valid = !spec.parts || (spec.parts->chunk_tokens >= 1 &&
                                      spec.parts->block_vocab >= 1 && spec.parts->num_parts >= 1);
   require(valid, "cross-entropy: sizes of parts must be at least 1");
+  require(spec.softcap >= 0 && std::isfinite(spec.softcap),
+          "cross-entropy: softcap must be at least 0, got {}", spec.softcap);
 }
 
 std::string CrossEntropyOperator::attributes() const {
-  return fmt::format("chunk_tokens={} block_vocab={}{}", spec_.chunk_tokens, spec_.block_vocab,
+  return fmt::format("chunk_tokens={} block_vocab={}{}{}", spec_.chunk_tokens, spec_.block_vocab,
+                     spec_.softcap > 0 ? fmt::format(" softcap={}", spec_.softcap) : "",
                      spec_.weighted ? " weighted" : "");
 }
 

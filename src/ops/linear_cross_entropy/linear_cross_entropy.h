@@ -23,6 +23,8 @@ struct CrossEntropySpec {
   int64_t chunk_tokens = 512;
   int64_t block_vocab = default_block_vocab();
   std::optional<CrossEntropyParts> parts = default_parts();  ///< of the fused operator
+  /// c: logits become c · tanh(logit / c), as Gemma caps them; 0: they stay.
+  float softcap = 0;
   bool weighted = false;  ///< each token's loss counts by a weight, the last input
   bool frozen = false;    ///< nobody wants dweight, which is then bound to nothing; for costs alone
 
@@ -64,10 +66,10 @@ class CrossEntropyOperator : public Operator {
 };
 
 /// (x A [T, H], weight A [V, H], labels I32 [T], scale F32 [1]) -> (loss F32 [1], token_loss F32
-/// [T], lse F32 [T]). logits = x · weightᵀ; lse = log Σ exp(logits); token_loss = lse -
-/// logits[label], 0 where the label is kIgnoredLabel; loss = scale · Σ token_loss, summed in double
-/// from the first token to the last. The kernel throws UserError for any other label outside [0,
-/// V). A gradient can reach the loss only.
+/// [T], lse F32 [T]). logits = x · weightᵀ, capped (CrossEntropySpec::softcap); lse = log Σ
+/// exp(logits); token_loss = lse - logits[label], 0 where the label is kIgnoredLabel; loss = scale
+/// · Σ token_loss, summed in double from the first token to the last. The kernel throws UserError
+/// for any other label outside [0, V). A gradient can reach the loss only.
 ///
 /// Of weighted ones (CrossEntropySpec) the last input is token_weights F32 [T], of any sign, and
 /// loss = scale · Σ token_weight · token_loss; token_loss is the same. With weights that do not

@@ -96,6 +96,14 @@ ChunkGradient chunk_gradient(const Head& head, const Fused& op, const Args<Fused
   return {head.chunk_lse(), *args.in(Fused::kScale).as<float>(), weights_of(op, args)};
 }
 
+/// The gradients of a block's logits, of which there are exponentials.
+template <typename OfRow>
+void replace_by_gradients(const Head& head, HeadRange rows, HeadRange cols, const OfRow& of_row) {
+  if (!head.grads_need_logits()) return head.grad_from_exponentials(rows, cols, of_row);
+  head.multiply_logits(rows, cols);
+  head.grad_from_logits(rows, cols, of_row);
+}
+
 /// The fused kernel's steps for one chunk, all threads at one block of the vocabulary.
 void run_chunk(const Head& head, const Fused& op, const Args<Fused>& args, HeadRange rows) {
   const HeadSizes& sizes = head.sizes();
@@ -106,7 +114,7 @@ void run_chunk(const Head& head, const Fused& op, const Args<Fused>& args, HeadR
   finish_chunk(head, rows, args.out(Fused::kTokenLoss).as<float>() + rows.first, head.chunk_lse());
   const auto of_row = gradient_of(head, rows, chunk_gradient(head, op, args));
   for (int64_t v = 0; v < sizes.V; v += sizes.block) {
-    head.grad_from_exponentials(rows, head.block_at(v), of_row);
+    replace_by_gradients(head, rows, head.block_at(v), of_row);
     head.multiply_gradients(rows, head.block_at(v), args.out(Fused::kGradX), weight_gradient(args));
   }
 }
@@ -128,7 +136,7 @@ void run_chunk_by_parts(const Head& head, const Fused& op, const Args<Fused>& ar
     const HeadRange blocks = head.blocks_of_part(part);
     for (int64_t i = 0; i < blocks.count; ++i) {
       const HeadRange cols = head.block_at((blocks.first + i) * sizes.block);
-      head.grad_from_exponentials(rows, cols, of_row);
+      replace_by_gradients(head, rows, cols, of_row);
       head.multiply_gradients_of_part(rows, cols, part, weight_gradient(args));
     }
   }

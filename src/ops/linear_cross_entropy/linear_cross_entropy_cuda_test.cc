@@ -20,10 +20,11 @@ struct Case {
   int64_t first_row = 0;
   int64_t vocab_size = 0;  ///< of the whole one, where V is a part of it
   bool weighted = false;
+  float softcap = 0;
 
   std::string to_string() const {
-    return fmt::format("T {} H {} V {} deviation {} extent {} first row {}{}", T, H, V, deviation,
-                       extent, first_row, weighted ? " weighted" : "");
+    return fmt::format("T {} H {} V {} deviation {} extent {} first row {}{} softcap {}", T, H, V,
+                       deviation, extent, first_row, weighted ? " weighted" : "", softcap);
   }
 };
 
@@ -75,6 +76,7 @@ CrossEntropySpec add_factors(Program& program, const Case& c, std::vector<ValueI
   inputs.push_back(program.add_input("scale", {DType::kF32, {1}}));
   CrossEntropySpec spec;
   spec.weighted = c.weighted;
+  spec.softcap = c.softcap;
   if (c.weighted) {
     const ValueType weights = with_dtype(program.type(inputs[2]), DType::kF32);
     inputs.push_back(program.add_input("token_weights", weights));
@@ -108,7 +110,8 @@ CheckedProgram build_fused(const Case& c, DType dtype) {
 CheckedProgram build_part(const Case& c, DType dtype) {
   CheckedProgram checked{Program("part"), {}};
   const std::vector<ValueId> inputs = add_inputs(checked.program, c, dtype);
-  const auto op = make_vocab_lse({.first_row = c.first_row, .vocab_size = c.vocab_size});
+  const auto op = make_vocab_lse(
+      {.first_row = c.first_row, .vocab_size = c.vocab_size, .cut = {.softcap = c.softcap}});
   const auto outputs = checked.program.add(op, inputs, {"lse", "label_logit"});
   checked.program.set_outputs(outputs);
   checked.request = {.outputs = outputs, .inputs = {inputs[0]}};
@@ -138,7 +141,9 @@ std::vector<Case> cases() {
           {90, 40, 129, 1, 57},
           {64, 33, 100, 1, 64},
           {300, 96, 2048, 1, -1, 0, 0, true},
-          {90, 40, 129, 1, 57, 0, 0, true}};
+          {90, 40, 129, 1, 57, 0, 0, true},
+          {300, 96, 2048, 1, -1, 0, 0, false, 5},
+          {90, 40, 129, 1, 57, 0, 0, true, 2}};
 }
 
 TEST_F(LinearCrossEntropyCuda, PlainMatchesTheCpu) {
@@ -170,7 +175,8 @@ TEST_F(LinearCrossEntropyCuda, ManyChunksMatchTheCpu) {
 TEST_F(LinearCrossEntropyCuda, PartsOfTheVocabularyMatchTheCpu) {
   for (const Case& c :
        {Case{0, 4, 7, 1, -1, 0, 7}, Case{1, 1, 1, 1, -1, 3, 5}, Case{33, 31, 257, 1, -1, 0, 1000},
-        Case{20, 8, 257, 1, -1, 743, 1000}, Case{90, 40, 300, 1, 57, 200, 1000}}) {
+        Case{20, 8, 257, 1, -1, 743, 1000}, Case{90, 40, 300, 1, 57, 200, 1000},
+        Case{20, 8, 257, 1, -1, 743, 1000, false, 3}}) {
     check(build_part, c);
   }
 }

@@ -36,6 +36,11 @@ CrossEntropySpec weighted(CrossEntropySpec spec) {
   return spec;
 }
 
+CrossEntropySpec capped(CrossEntropySpec spec, float softcap) {
+  spec.softcap = softcap;
+  return spec;
+}
+
 CrossEntropySpec in_parts(int64_t chunk, int64_t block, int64_t parts) {
   return {.parts = CrossEntropyParts{chunk, block, parts}};
 }
@@ -89,6 +94,12 @@ void add_token(Reference& r, const Case& c, int64_t t, const TokenLabel& token,
                std::vector<double> logits, const std::vector<double>& x,
                const std::vector<double>& weight) {
   const int32_t label = token.label;
+  std::vector<double> slopes(logits.size(), 1.0);
+  for (size_t v = 0; v < logits.size() && c.spec.softcap > 0; ++v) {
+    const double tangent = std::tanh(logits[v] / c.spec.softcap);
+    logits[v] = c.spec.softcap * tangent;
+    slopes[v] = 1 - tangent * tangent;
+  }
   const double maximum = *std::ranges::max_element(logits);
   double sum = 0;
   for (const double logit : logits) sum += std::exp(logit - maximum);
@@ -98,7 +109,8 @@ void add_token(Reference& r, const Case& c, int64_t t, const TokenLabel& token,
   r.loss += token.scale * r.token_loss.back();
   if (label == kIgnoredLabel) return;
   for (int64_t v = 0; v < c.V; ++v) {
-    const double grad = token.scale * (std::exp(logits[v] - lse) - (v == label ? 1 : 0));
+    const double grad =
+        token.scale * slopes[v] * (std::exp(logits[v] - lse) - (v == label ? 1 : 0));
     for (int64_t h = 0; h < c.H; ++h) {
       r.dx[t * c.H + h] += grad * weight[v * c.H + h];
       r.dweight[v * c.H + h] += grad * x[t * c.H + h];
@@ -166,6 +178,9 @@ std::vector<Case> cases() {
     all.push_back({20, 32, 50, whole(8, 16), dtype, 8.0});
     all.push_back({40, 24, 100, weighted(whole(16, 32)), dtype});
     all.push_back({0, 4, 7, weighted(whole()), dtype});
+    all.push_back({7, 16, 33, capped(whole(3, 10), 5), dtype});
+    all.push_back({40, 24, 100, capped(weighted(whole(16, 32)), 3), dtype});
+    all.push_back({33, 31, 257, capped(whole(32, 64), 200), dtype});
   }
   return all;
 }
@@ -177,6 +192,7 @@ std::vector<Case> cases_in_parts() {
     const CrossEntropySpec& spec = all[i].spec;
     CrossEntropySpec cut = in_parts(spec.chunk_tokens, spec.block_vocab, i % 2 == 0 ? 32 : 3);
     cut.weighted = spec.weighted;
+    cut.softcap = spec.softcap;
     all[i].spec = cut;
   }
   return all;
@@ -223,7 +239,7 @@ TEST(LinearCrossEntropy, GradientsMatchReference) {
 
 TEST(LinearCrossEntropy, FiniteDifferences) {
   for (const Case& c : {Case{6, 5, 9, {4, 4}}, Case{1, 3, 2, {}}, Case{9, 4, 40, {3, 16}},
-                        Case{9, 4, 40, weighted({3, 16})}}) {
+                        Case{9, 4, 40, weighted({3, 16})}, Case{9, 4, 40, capped({3, 16}, 2)}}) {
     testing::check_gradients(make_linear_cross_entropy(c.spec), kernels(), make_inputs(c),
                              {.outputs = {0}});
   }
@@ -299,6 +315,7 @@ TEST(LinearCrossEntropyFused, PartsAreForManyThreads) {
   EXPECT_EQ(CrossEntropySpec().parts, CrossEntropyParts());
   omp_set_num_threads(num_threads);
   EXPECT_THROW(make_linear_cross_entropy_fused(in_parts(8, 8, 0)), UserError);
+  EXPECT_THROW(make_linear_cross_entropy_fused(capped(whole(), -1)), UserError);
 }
 
 TEST(LinearCrossEntropyFused, MatchesReference) {

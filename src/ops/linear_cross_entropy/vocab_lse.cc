@@ -1,5 +1,7 @@
 #include "ops/linear_cross_entropy/vocab_lse.h"
 
+#include <cmath>
+
 #include "ops/storage.h"
 
 namespace tessera {
@@ -21,11 +23,14 @@ VocabLseOperator::VocabLseOperator(const VocabLseSpec& spec) : spec_(spec) {
   require(spec.cut.chunk_tokens >= 1 && spec.cut.block_vocab >= 1,
           "vocab_lse: chunk_tokens {} and block_vocab {} must be at least 1", spec.cut.chunk_tokens,
           spec.cut.block_vocab);
+  require(spec.cut.softcap >= 0 && std::isfinite(spec.cut.softcap),
+          "vocab_lse: softcap must be at least 0, got {}", spec.cut.softcap);
 }
 
 std::string VocabLseOperator::attributes() const {
-  return fmt::format("first_row={} vocab={} chunk_tokens={} block_vocab={}", spec_.first_row,
-                     spec_.vocab_size, spec_.cut.chunk_tokens, spec_.cut.block_vocab);
+  return fmt::format("first_row={} vocab={} chunk_tokens={} block_vocab={}{}", spec_.first_row,
+                     spec_.vocab_size, spec_.cut.chunk_tokens, spec_.cut.block_vocab,
+                     spec_.cut.softcap > 0 ? fmt::format(" softcap={}", spec_.cut.softcap) : "");
 }
 
 void VocabLseOperator::check_inputs(std::span<const ValueType> inputs, size_t num_inputs) const {

@@ -4,7 +4,8 @@
 
 namespace tessera {
 
-/// The part of the vocabulary that a rank's weight holds, and how the product is cut.
+/// The part of the vocabulary that a rank's weight holds, and how the product is cut and its logits
+/// are capped.
 struct VocabLseSpec {
   int64_t first_row = 0;
   int64_t vocab_size = 0;  ///< of the whole vocabulary

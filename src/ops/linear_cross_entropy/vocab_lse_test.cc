@@ -52,6 +52,7 @@ std::vector<Case> cases() {
     all.push_back({33, 31, 0, 257, 1000, {32, 64}, dtype});
     all.push_back({20, 8, 743, 257, 1000, {}, dtype});
     all.push_back({9, 5, 40, 0, 100, {4, 4}, dtype});
+    all.push_back({20, 8, 743, 257, 1000, {.softcap = 4}, dtype});
   }
   return all;
 }
@@ -63,6 +64,7 @@ std::vector<double> logits_of(const Case& c, const std::vector<TestInput>& input
   std::vector<double> logits(c.num_rows);
   for (int64_t v = 0; v < c.num_rows; ++v) {
     for (int64_t h = 0; h < c.H; ++h) logits[v] += x[token * c.H + h] * weight[v * c.H + h];
+    if (c.cut.softcap > 0) logits[v] = c.cut.softcap * std::tanh(logits[v] / c.cut.softcap);
   }
   return logits;
 }
@@ -91,8 +93,8 @@ TEST(VocabLse, MatchesTheDefinition) {
 }
 
 TEST(VocabLse, FiniteDifferences) {
-  for (const Case& c :
-       {Case{6, 5, 4, 9, 20, {4, 4}}, Case{1, 3, 0, 2, 2, {}}, Case{9, 4, 10, 40, 50, {3, 16}}}) {
+  for (const Case& c : {Case{6, 5, 4, 9, 20, {4, 4}}, Case{1, 3, 0, 2, 2, {}},
+                        Case{9, 4, 10, 40, 50, {3, 16}}, Case{9, 4, 10, 40, 50, {.softcap = 2}}}) {
     testing::check_gradients(make_vocab_lse(c.spec()), kernels(), make_inputs(c));
   }
 }

@@ -21,6 +21,7 @@
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/expert_clones/clone_plan.h"
+#include "ops/expert_scale/expert_scale.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_group_norm.h"
 #include "ops/gated_norm/gated_norm.h"
@@ -52,6 +53,7 @@
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/scale/scale.h"
+#include "ops/scale_by/scale_by.h"
 #include "ops/scale_rows/scale_rows.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
@@ -60,9 +62,11 @@
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/slot_experts/slot_experts.h"
+#include "ops/softcap/softcap.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
 #include "ops/top_p/top_p.h"
+#include "ops/unit_norm/unit_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
 #include "ops/zero_experts/zero_experts.h"
 
@@ -91,6 +95,7 @@ KernelTable make_cpu_kernels() {
   add_expert_activation_cpu(table);
   add_expert_bias_cpu(table);
   add_expert_clones_cpu(table);
+  add_expert_scale_cpu(table);
   add_gated_delta_cpu(table);
   add_gated_group_norm_cpu(table);
   add_gated_norm_cpu(table);
@@ -124,15 +129,18 @@ KernelTable make_cpu_kernels() {
   add_scaled_grouped_matmul_cpu(table);
   add_scaled_grouped_wgrad_cpu(table);
   add_scale_cpu(table);
+  add_scale_by_cpu(table);
   add_scale_rows_cpu(table);
   add_short_conv_batch_cpu(table);
   add_short_conv_cpu(table);
   add_sigmoid_gate_cpu(table);
   add_sinkhorn_cpu(table);
   add_slot_experts_cpu(table);
+  add_softcap_cpu(table);
   add_spread_norm_cpu(table);
   add_ssd_scan_cpu(table);
   add_top_p_cpu(table);
+  add_unit_norm_cpu(table);
   add_vocab_loss_cpu(table);
   add_zero_experts_cpu(table);
   return table;

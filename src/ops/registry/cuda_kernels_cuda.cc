@@ -21,6 +21,7 @@
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/expert_clones/clone_plan.h"
+#include "ops/expert_scale/expert_scale.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_group_norm.h"
 #include "ops/gated_norm/gated_norm.h"
@@ -52,6 +53,7 @@
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/scale/scale.h"
+#include "ops/scale_by/scale_by.h"
 #include "ops/scale_rows/scale_rows.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
@@ -60,9 +62,11 @@
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/slot_experts/slot_experts.h"
+#include "ops/softcap/softcap.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
 #include "ops/top_p/top_p.h"
+#include "ops/unit_norm/unit_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
 #include "ops/zero_experts/zero_experts.h"
 
@@ -91,6 +95,7 @@ KernelTable make_cuda_kernels() {
   add_expert_activation_cuda(table);
   add_expert_bias_cuda(table);
   add_expert_clones_cuda(table);
+  add_expert_scale_cuda(table);
   add_gated_delta_cuda(table);
   add_gated_group_norm_cuda(table);
   add_gated_norm_cuda(table);
@@ -124,15 +129,18 @@ KernelTable make_cuda_kernels() {
   add_scaled_grouped_matmul_cuda(table);
   add_scaled_grouped_wgrad_cuda(table);
   add_scale_cuda(table);
+  add_scale_by_cuda(table);
   add_scale_rows_cuda(table);
   add_short_conv_batch_cuda(table);
   add_short_conv_cuda(table);
   add_sigmoid_gate_cuda(table);
   add_sinkhorn_cuda(table);
   add_slot_experts_cuda(table);
+  add_softcap_cuda(table);
   add_spread_norm_cuda(table);
   add_ssd_scan_cuda(table);
   add_top_p_cuda(table);
+  add_unit_norm_cuda(table);
   add_vocab_loss_cuda(table);
   add_zero_experts_cuda(table);
   return table;

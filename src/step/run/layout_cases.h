@@ -246,6 +246,36 @@ inline std::vector<LayoutCase> model_layouts() {
          m.value_size = 5;
          m.value_multiplier = 0.7;
        }},
+      {"norms_behind_and_heads_of_windows", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.pp = 2;
+       },
+       [](M& m) {
+         m.window = 5;
+         m.window_layers = {0};
+         m.window_head_size = 6;
+         m.window_kv_heads = 4;
+         m.num_kv_heads = 1;
+         m.qk_norm = QkNorm::kHead;
+         m.keys_as_values = m.value_norm = m.post_norms = m.layer_scalars = true;
+         m.rope.proportional = true;
+         m.rope.fraction = 0.5;
+         m.logit_softcap = 3;
+       }},
+      {"experts_of_separate_norms", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.ep = 4;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+       },
+       [](M& m) {
+         m.moe.shared_inner_size = 16;
+         m.moe.separate_norms = m.moe.router_norm = m.moe.expert_scale = true;
+         m.post_norms = m.layer_scalars = true;
+         m.logit_softcap = 3;
+       }},
       {"latent_experts", 2,
        [](P& p) {
          p.layout.ep = 2;

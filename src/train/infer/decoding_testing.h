@@ -66,14 +66,17 @@ inline void make_delta(ModelConfig& model) {
   model.delta_layers = {0};
 }
 
-/// Mamba-2 in one layer, whose states are kept in slots.
+/// Mamba-2 in one layer, whose states are kept in slots, and keys as values in the other.
 inline void make_mamba(ModelConfig& model) {
   model.mamba = {.num_heads = 4, .head_size = 6, .num_groups = 2, .state_size = 9, .conv_size = 4};
   model.mamba_layers = {0};
+  model.keys_as_values = true;
+  model.value_norm = true;
+  model.layer_scalars = true;
 }
 
 /// Gated short convolutions in one layer, whose last inputs are kept in slots, and a window with a
-/// rotation of its own in the other.
+/// rotation and heads of its own in the other.
 inline void make_conv(ModelConfig& model) {
   model.conv_layers = {0};
   model.conv.bias = true;
@@ -83,6 +86,9 @@ inline void make_conv(ModelConfig& model) {
   model.window_rope = {.base = 50, .interleaved = true};
   model.window_heads = 2;
   model.window_kv_heads = 1;
+  model.window_head_size = 6;
+  model.post_norms = true;
+  model.logit_softcap = 4;
   model.attention_gate = true;
   model.gate_function = AttentionGate::kSoftplusOfHeads;
   model.window_sinks = true;

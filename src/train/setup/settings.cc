@@ -292,10 +292,16 @@ void validate_qk_clip(const Settings& settings) {
           "head, so that scaling their weights changes no logit, and the norms bound the logits; "
           "leave optim.qk_clip out",
           settings.qk_clip, norm == QkNorm::kHead ? "head" : "l2");
-  require(settings.model.window_kv_heads == 0 && settings.model.window_heads == 0,
-          "optim.qk_clip is {}, but layers with a window have heads of their own "
-          "(model.window_heads, model.window_kv_heads), whose rows it would not find; leave one of "
-          "them out",
+  require(
+      settings.model.window_kv_heads == 0 && settings.model.window_heads == 0 &&
+          settings.model.window_head_size == 0,
+      "optim.qk_clip is {}, but layers with a window have heads of their own "
+      "(model.window_heads, model.window_kv_heads, model.window_head_size), whose rows it would "
+      "not find; leave one of them out",
+      settings.qk_clip);
+  require(!settings.model.keys_as_values,
+          "optim.qk_clip is {}, but with model.keys_as_values its factors would change values too; "
+          "leave one of them out",
           settings.qk_clip);
   require(!settings.shard.release_gradients,
           "optim.qk_clip is {}, but with optim.release_gradients layers are updated before all "
@@ -359,6 +365,12 @@ void validate_adapters(const Settings& settings) {
          "clones have no adapters; set it to 0");
 }
 
+void validate_layer_scalars(const Settings& settings) {
+  require(!settings.model.layer_scalars || settings.shard.scope != ShardScope::kFull,
+          "model.layer_scalars are not trained, and optim.shard = \"full\" spreads trained weights "
+          "alone; set optim.shard = \"state\"");
+}
+
 /// The step that a token's loss is weighted in must be the one whose probabilities were found.
 void validate_objective(const Settings& settings) {
   const Objective objective = settings.train.objective;
@@ -405,6 +417,7 @@ void validate(const Settings& settings) {
   validate_release(settings);
   validate_qk_clip(settings);
   validate_adapters(settings);
+  validate_layer_scalars(settings);
   validate_schedule(settings);
   validate_gradients(settings);
   require(settings.schedule.warmup_steps <= train.steps,

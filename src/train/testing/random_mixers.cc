@@ -52,9 +52,13 @@ void draw_mixed(Draw& draw, RandomLayout& result) {
     model.value_size = 3 + draw.upto(6);
     model.value_multiplier = draw.of({1.0, 0.7});
   }
+  model.post_norms = draw.chance(4);
+  model.logit_softcap = draw.of({0.0, 0.0, 4.0});
+  if (!model.is_latent()) model.value_norm = draw.chance(4);
   if (model.window > 0) {
     if (draw.chance(3)) model.window_kind = WindowKind::kChunked;
     if (!model.is_latent() && result.settings.qk_clip == 0 && draw.chance(2)) {
+      model.window_head_size = draw.of<int64_t>({0, 4, 6});
       model.window_heads = model.num_heads * draw.of<int64_t>({1, 2});
       model.window_kv_heads = draw.divisor(model.window_heads);
       model.window_sinks = draw.chance(2);

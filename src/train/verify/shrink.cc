@@ -25,6 +25,7 @@ void shrink_attention(ModelConfig& model) {
     latent.value_size = std::min<int64_t>(latent.value_size, 6);
   } else {
     model.head_size = std::min(model.head_dim(), kHead);
+    model.window_head_size = std::min(model.window_head_size, 2 * kHead);
   }
 }
 
