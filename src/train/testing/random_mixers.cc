@@ -56,7 +56,6 @@ void draw_mixed(Draw& draw, RandomLayout& result) {
   model.logit_softcap = draw.of({0.0, 0.0, 4.0});
   if (!model.is_latent()) model.value_norm = draw.chance(4);
   if (model.window > 0) {
-    if (draw.chance(3)) model.window_kind = WindowKind::kChunked;
     if (!model.is_latent() && result.settings.qk_clip == 0 && draw.chance(2)) {
       model.window_head_size = draw.of<int64_t>({0, 4, 6});
       model.window_heads = model.num_heads * draw.of<int64_t>({1, 2});
@@ -66,14 +65,7 @@ void draw_mixed(Draw& draw, RandomLayout& result) {
     model.own_window_rope = draw.chance(2);
     if (!model.own_window_rope) return;
     model.window_rope = {.base = 100, .interleaved = draw.chance(2)};
-    if (model.is_latent() || !draw.chance(2)) return;
-    model.rope = {.fraction = 0};
-    if (model.window_layers.empty() || result.settings.qk_clip > 0) return;
-    if (model.qk_norm == QkNorm::kHead && draw.chance(2)) model.qk_norm = QkNorm::kL2;
-    if (!draw.chance(2) || !model.is_attention_layer(0)) return;
-    model.temperature_scale = 0.5;
-    model.temperature_length = 1 + draw.upto(4);
-    if (!model.has_temperatures()) model.temperature_scale = 0;
+    if (!model.is_latent() && draw.chance(2)) model.rope = {.fraction = 0};
     return;
   }
   const bool spreads_tokens =
