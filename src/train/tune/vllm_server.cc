@@ -77,6 +77,19 @@ std::string describe_answer(const std::string& body) {
   return text.empty() ? "(nothing)" : text;
 }
 
+std::string describe_error(httplib::Error error) {
+  switch (error) {
+    case httplib::Error::Connection:
+    case httplib::Error::ConnectionTimeout:
+      return "nobody answers";
+    case httplib::Error::Read:
+    case httplib::Error::Write:
+      return "the connection was closed before there was an answer in HTTP";
+    default:
+      return "error of the connection: " + httplib::to_string(error);
+  }
+}
+
 }  // namespace
 
 VllmServer::VllmServer(const WeightExportSettings& settings) : settings_(settings) {
@@ -142,8 +155,7 @@ std::string VllmServer::ask(const std::string& method, const std::string& route,
           name, kMostAnswer >> 20U);
   require(static_cast<bool>(result),
           "{}: {}; start a vLLM server there, or set rl.vllm_url to where one is", name,
-          result.error() == httplib::Error::Connection ? "nobody answers"
-                                                       : httplib::to_string(result.error()));
+          describe_error(result.error()));
   require(status != 404 && status != 405, "{} was answered with status {}: {}; {}", name, status,
           describe_answer(answer), kStart);
   require(status == 200, "{} was answered with status {}: {}", name, status,
