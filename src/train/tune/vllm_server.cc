@@ -17,6 +17,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr const char* kJson = "application/json";
+constexpr double kMostSeconds = 1e6;        // which socket calls can count in milliseconds
 constexpr size_t kMostShown = 400;          // bytes of what a server says
 constexpr size_t kMostAnswer = 16U << 20U;  // bytes of an answer
 constexpr const char* kStart =
@@ -115,9 +116,8 @@ VllmServer::VllmServer(const WeightExportSettings& settings) : settings_(setting
 
 std::string VllmServer::ask(const std::string& method, const std::string& route,
                             const std::string& body) {
-  const double limit = settings_.vllm_timeout;
-  const auto microseconds =
-      std::chrono::duration_cast<std::chrono::microseconds>(Seconds(std::min(limit, 1e9)));
+  const double limit = std::min(settings_.vllm_timeout, kMostSeconds);
+  const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(Seconds(limit));
   httplib::Client client(address_);
   client.set_connection_timeout(microseconds);
   client.set_read_timeout(microseconds);
