@@ -17,6 +17,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr const char* kJson = "application/json";
+constexpr double kMostSeconds = 1e6;        // which socket calls can count in milliseconds
 constexpr size_t kMostShown = 400;          // bytes of what a server says
 constexpr size_t kMostAnswer = 16U << 20U;  // bytes of an answer
 constexpr const char* kStart =
@@ -77,6 +78,19 @@ std::string describe_answer(const std::string& body) {
   return text.empty() ? "(nothing)" : text;
 }
 
+std::string describe_error(httplib::Error error) {
+  switch (error) {
+    case httplib::Error::Connection:
+    case httplib::Error::ConnectionTimeout:
+      return "nobody answers";
+    case httplib::Error::Read:
+    case httplib::Error::Write:
+      return "the connection was closed before there was an answer in HTTP";
+    default:
+      return "error of the connection: " + httplib::to_string(error);
+  }
+}
+
 }  // namespace
 
 VllmServer::VllmServer(const WeightExportSettings& settings) : settings_(settings) {
@@ -102,9 +116,8 @@ VllmServer::VllmServer(const WeightExportSettings& settings) : settings_(setting
 
 std::string VllmServer::ask(const std::string& method, const std::string& route,
                             const std::string& body) {
-  const double limit = settings_.vllm_timeout;
-  const auto microseconds =
-      std::chrono::duration_cast<std::chrono::microseconds>(Seconds(std::min(limit, 1e9)));
+  const double limit = std::min(settings_.vllm_timeout, kMostSeconds);
+  const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(Seconds(limit));
   httplib::Client client(address_);
   client.set_connection_timeout(microseconds);
   client.set_read_timeout(microseconds);
@@ -142,8 +155,7 @@ std::string VllmServer::ask(const std::string& method, const std::string& route,
           name, kMostAnswer >> 20U);
   require(static_cast<bool>(result),
           "{}: {}; start a vLLM server there, or set rl.vllm_url to where one is", name,
-          result.error() == httplib::Error::Connection ? "nobody answers"
-                                                       : httplib::to_string(result.error()));
+          describe_error(result.error()));
   require(status != 404 && status != 405, "{} was answered with status {}: {}; {}", name, status,
           describe_answer(answer), kStart);
   require(status == 200, "{} was answered with status {}: {}", name, status,

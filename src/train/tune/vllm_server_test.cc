@@ -2,8 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <thread>
 
 #include "core/error.h"
+#include "core/file/file.h"
 #include "core/process/stopwatch.h"
 #include "train/tune/vllm_testing.h"
 
@@ -113,6 +118,32 @@ TEST(VllmServer, RefusesServersWithoutTheRoutes) {
   }
 }
 
+/// Takes one connection and closes it.
+class Closer {
+ public:
+  Closer() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(own);
+    auto* const address = reinterpret_cast<sockaddr*>(&own);
+    EXPECT_EQ(::bind(socket_.get(), address, size), 0);
+    EXPECT_EQ(::listen(socket_.get(), 1), 0);
+    EXPECT_EQ(::getsockname(socket_.get(), address, &size), 0);
+    url_ = "http://127.0.0.1:" + std::to_string(ntohs(own.sin_port));
+    thread_ = std::thread([this] { FileDescriptor(::accept(socket_.get(), nullptr, nullptr)); });
+  }
+  Closer(const Closer&) = delete;
+  Closer& operator=(const Closer&) = delete;
+  ~Closer() { thread_.join(); }
+  const std::string& url() const { return url_; }
+
+ private:
+  FileDescriptor socket_;
+  std::string url_;
+  std::thread thread_;
+};
+
 /// Nobody there, nobody who answers, and one whose answer has no end.
 TEST(VllmServer, NeverHangs) {
   std::string gone;
@@ -122,6 +153,10 @@ TEST(VllmServer, NeverHangs) {
   }
   EXPECT_THAT(error_of([&] { VllmServer(settings_of(gone)).find_workers(); }),
               AllOf(HasSubstr("nobody answers; start a vLLM server there"), HasSubstr(gone)));
+
+  const Closer closer;
+  EXPECT_THAT(error_of([&] { VllmServer(settings_of(closer.url())).find_workers(); }),
+              HasSubstr("the connection was closed before there was an answer in HTTP; start"));
 
   VllmStandIn vllm;
   WeightExportSettings settings = settings_of(vllm.url());
