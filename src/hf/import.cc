@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 #include "core/config/strict_json.h"
 #include "core/error.h"
@@ -39,11 +41,17 @@ std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
   return names;
 }
 
+/// What Qwen's and Gemma's encoders of images and sound are called, and what takes their states.
+constexpr std::array<std::string_view, 5> kEncoders = {"model.visual.", "model.vision_tower.",
+                                                       "model.embed_vision.", "model.audio_tower.",
+                                                       "model.embed_audio."};
+
 /// Of a model with encoders of images, these.
 std::vector<std::string> find_encoders(const HfTensors& tensors) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : tensors.all()) {
-    if (name.starts_with("model.visual.")) names.push_back(name);
+    const auto is_below = [&](std::string_view part) { return name.starts_with(part); };
+    if (std::ranges::any_of(kEncoders, is_below)) names.push_back(name);
   }
   return names;
 }

@@ -24,6 +24,8 @@ enum class WindowRule {
   kLastLayers,   ///< by `layer_types`; without it, layers from `max_window_layers` on
   kListed,       ///< by `layer_types`; without it, none
   kFiveOfSix,    ///< by `layer_types`; without it, all but the first and every sixth
+  /// By `layer_types`; without it, all but every sixth; never the last layer, whatever they say.
+  kGemma,
   kAllButEvery,  ///< by `layer_types`; without it, all but every `sliding_window_pattern`-th
 };
 
@@ -51,6 +53,8 @@ enum class ExpertTensors {
   /// Granite: all of a layer in "input_linear" [E, gates and others, inputs] and "output_linear";
   /// so is the shared expert, which stands beside the MoE layer
   kLinears,
+  /// Gemma 4: all of a layer in one [E, outputs, inputs], beside router, MLP and attention
+  kBesideMlp,
 };
 
 /// How a configuration says which layers have Mamba-2, and its sizes.
@@ -104,6 +108,9 @@ struct Family {
   bool apart_delta = false;
   /// LFM2: gated short convolutions in the layers that `layer_types` lists
   bool gated_conv = false;
+  /// Gemma 4: norms behind attention and MLP, and around the MLP and the experts beside it; layers
+  /// without a window have heads of other sizes and perhaps no value projection (gemma_json.h)
+  bool gemma = false;
   bool plain_mlps = false;  ///< MLPs and experts have no gates
   bool one_shared = false;  ///< a shared expert of the experts' inner size, which no key says
   MambaRule mamba = MambaRule::kNone;
