@@ -177,6 +177,27 @@ CASES = {
     "laguna_elements": ("Laguna", dict(
         SMALL, **EXPERTS, num_hidden_layers=2, rms_norm_eps=1e-3, head_dim=8, gating="per-element", num_experts=4,
         shared_expert_intermediate_size=16, mlp_layer_types=["sparse", "sparse"], tie_word_embeddings=True)),
+    "gemma4_text": ("Gemma4", dict(
+        SMALL, num_hidden_layers=3, rms_norm_eps=1e-3, head_dim=8, global_head_dim=16, num_global_key_value_heads=1,
+        attention_k_eq_v=True, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=16,
+        hidden_size_per_layer_input=0, sliding_window=6, final_logit_softcapping=8.0,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="proportional", rope_theta=500.0, partial_rotary_factor=0.25),
+            sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
+    "gemma4_text_values": ("Gemma4", dict(
+        {**SMALL, "pad_token_id": 5}, num_hidden_layers=3, rms_norm_eps=1e-3, head_dim=12, enable_moe_block=True, num_experts=4,
+        top_k_experts=3, moe_intermediate_size=16, hidden_size_per_layer_input=0, sliding_window=5, attention_bias=True,
+        hidden_activation="silu", tie_word_embeddings=False,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        per_layer_config={0: dict(head_dim=8, num_key_value_heads=1), 2: dict(head_dim=8, num_key_value_heads=1)},
+        rope_parameters=dict(
+            full_attention=dict(rope_type="proportional", rope_theta=500.0, partial_rotary_factor=0.5, factor=2.0),
+            sliding_attention=dict(rope_type="linear", rope_theta=100.0, factor=3.0)))),
+    "gemma4_text_dense": ("Gemma4", dict(
+        SMALL, num_hidden_layers=2, rms_norm_eps=1e-3, head_dim=8, global_head_dim=8, attention_k_eq_v=True,
+        hidden_size_per_layer_input=0, sliding_window=7, final_logit_softcapping=30.0,
+        layer_types=["sliding_attention", "full_attention"])),
     "lfm2_moe": ("Lfm2Moe", dict(
         SMALL, **EXPERTS, num_hidden_layers=4, norm_eps=1e-3, num_experts=6, num_dense_layers=1, routed_scaling_factor=1.4,
         layer_types=["conv", "full_attention", "conv", "conv"], rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
@@ -223,15 +244,17 @@ def is_centred_norm(model, name):
 
 def randomize(model, generator):
     for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
-        if "inv_freq" in name:
+        if "inv_freq" in name or name.endswith("embed_scale"):
             continue
         noise = torch.randn(tensor.shape, generator=generator)
         if is_centred_norm(model, name):  # whose 1 + weight is exact in F32
             tensor.data = (0.1 * noise * 256).round() / 256 + 0.0
         elif "conv1d" in name or name.endswith("conv.conv.weight"):
             tensor.data = 0.5 * noise
-        elif "norm" in name:
+        elif "norm" in name or name.endswith("layer_scalar"):
             tensor.data = 1 + 0.1 * noise
+        elif name.endswith(("router.scale", "per_expert_scale")):
+            tensor.data = 1 + 0.3 * noise
         elif name.endswith("embed_tokens.weight"):
             tensor.data = 0.5 * noise
         elif name.endswith(("gate_up_proj_bias", "sinks")):  # so that some gates are clamped
@@ -257,7 +280,7 @@ def save_gradients(model, folder, file="grads.safetensors"):
         parameter.data = torch.zeros_like(parameter) if grad is None else grad.clone()
         parameter.grad = None
     for name, buffer in carrier.named_buffers():
-        if name.endswith(("correction_bias", "expert_bias")):
+        if name.endswith(("correction_bias", "expert_bias", "layer_scalar")):
             buffer.zero_()
     carrier.save_pretrained(folder / "grads")
     (folder / "grads" / "model.safetensors").rename(folder / file)

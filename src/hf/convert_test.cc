@@ -228,6 +228,29 @@ TEST_F(Refusal, OfLlama4WithEncodersTheTextPartIsTaken) {
   EXPECT_EQ(read_loose(scratch_ / "exported"), plain);
 }
 
+/// As Gemma 4 is published.
+TEST_F(Refusal, OfGemmaWithEncodersTheTextPartIsTaken) {
+  const std::string fixture = "gemma4_text";
+  const LooseTensors plain = read_loose(hf_fixture(fixture));
+  LooseTensors whole;
+  for (const auto& [name, tensor] : plain)
+    whole["model.language_model." + name.substr(std::string("model.").size())] = tensor;
+  whole["model.vision_tower.encoder.layers.0.mlp.gate_proj.weight"] = plain.begin()->second;
+  whole["model.embed_vision.embedding_projection.weight"] = plain.begin()->second;
+  write_model(scratch_ / "whole", fixture, whole);
+  nlohmann::json text =
+      nlohmann::json::parse(read_text_file(scratch_ / "whole" / "config.json", int64_t{1} << 20));
+  text.erase("architectures");
+  const nlohmann::json config = {{"model_type", "gemma4"}, {"text_config", text}};
+  write_file_synced(scratch_ / "whole" / "config.json", config.dump());
+  const ConvertReport report = import_plain(scratch_ / "whole", scratch_ / "imported");
+  EXPECT_THAT(fmt::format("{}", fmt::join(report.notes, "\n")), HasSubstr("2 tensors of encoders"));
+  const ImportedConfig read = read_hf_config(hf_fixture(fixture));
+  EXPECT_TRUE(read.model.tie_embeddings);
+  export_plain(scratch_ / "imported", scratch_ / "exported", read.model, DType::kF32);
+  EXPECT_EQ(read_loose(scratch_ / "exported"), plain);
+}
+
 TEST_F(Refusal, ListsMissingLeftOverAndMisshapenTensors) {
   const std::string error = import_changed([](LooseTensors& tensors) {
     tensors.erase("model.layers.1.block_sparse_moe.experts.3.w2.weight");

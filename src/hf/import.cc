@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 #include "core/config/strict_json.h"
 #include "core/error.h"
@@ -43,8 +45,9 @@ std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
 std::vector<std::string> find_encoders(const HfTensors& tensors, const Family& family) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : tensors.all()) {
-    const bool is_encoder = std::ranges::any_of(
-        family.encoders, [&](std::string_view prefix) { return name.starts_with(prefix); });
+    const bool is_encoder = std::ranges::any_of(family.encoders, [&](std::string_view prefix) {
+      return !prefix.empty() && name.starts_with(prefix);
+    });
     if (is_encoder) names.push_back(name);
   }
   return names;

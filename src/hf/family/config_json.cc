@@ -68,6 +68,11 @@ constexpr std::array kWholeKeys = {
     "pad_token_id",          "initializer_range",   "boi_token_index",     "eoi_token_index",
     "image_token_index"};
 
+/// The same of Gemma 4 alone, whose smaller models hear too.
+constexpr std::array kGemmaWholeKeys = {
+    "audio_config", "audio_token_id",  "boa_token_id", "boi_token_id",
+    "eoa_token_id", "eoa_token_index", "eoi_token_id", "vision_soft_tokens_per_image"};
+
 constexpr std::array kExpertCountKeys = {"num_experts", "num_local_experts", "n_routed_experts"};
 
 json parse_literal(std::string_view text) {
@@ -193,7 +198,9 @@ std::optional<std::string> find_text_config(std::string_view text, const std::st
   if (family == nullptr) return std::nullopt;
   check_architectures(file, family->whole[1], where);
   for (const auto& [name, value] : file.items()) {
-    const bool known = std::ranges::find(kWholeKeys, name) != kWholeKeys.end() ||
+    const bool of_gemma =
+        family->gemma && std::ranges::find(kGemmaWholeKeys, name) != kGemmaWholeKeys.end();
+    const bool known = of_gemma || std::ranges::find(kWholeKeys, name) != kWholeKeys.end() ||
                        std::ranges::find(kHarmless, name) != kHarmless.end();
     require(known,
             "{}: the key {} is unknown for model type '{}', so what it changes is unknown too",
@@ -208,7 +215,8 @@ std::optional<std::string> find_text_config(std::string_view text, const std::st
   inner["model_type"] = family->model_type;
   inner["architectures"] = json::array({family->architecture});
   // transformers ties tables by what the whole says.
-  inner["tie_word_embeddings"] = file.value("tie_word_embeddings", json(false));
+  inner["tie_word_embeddings"] =
+      file.value("tie_word_embeddings", family_defaults(*family)["tie_word_embeddings"]);
   if (file.contains("quantization_config"))
     inner["quantization_config"] = file["quantization_config"];
   return inner.dump();

@@ -24,6 +24,8 @@ enum class WindowRule {
   kLastLayers,   ///< by `layer_types`; without it, layers from `max_window_layers` on
   kListed,       ///< by `layer_types`; without it, none
   kFiveOfSix,    ///< by `layer_types`; without it, all but the first and every sixth
+  /// By `layer_types`; without it, all but every sixth; never the last layer, whatever they say.
+  kGemma,
   kAllButEvery,  ///< by `layer_types`; without it, all but every `sliding_window_pattern`-th
   /// Llama 4: chunks, in the layers that `no_rope_layers` says are rotated; without it, all but
   /// every `no_rope_layer_interval`-th
@@ -57,6 +59,8 @@ enum class ExpertTensors {
   /// so is the shared expert, which stands beside the MoE layer
   kLinears,
   kInputsFirst,  ///< Llama 4: all of a layer in one [E, inputs, outputs], gates before the others
+  /// Gemma 4: all of a layer in one [E, outputs, inputs], beside router, MLP and attention
+  kBesideMlp,
 };
 
 /// How a configuration says which layers have Mamba-2, and its sizes.
@@ -86,8 +90,8 @@ struct Family {
   std::array<std::string_view, 2> whole = {};
   std::string_view whole_prefix = "model.language_model.";
   std::string_view whole_part = "model.";
-  /// What names of its encoders' tensors begin with.
-  std::array<std::string_view, 2> encoders = {"model.visual.", "model.visual."};
+  /// What names of its encoders' tensors begin with; empty: no more.
+  std::array<std::string_view, 4> encoders = {"model.visual."};
   /// A JSON object of the keys that the family reads, with transformers' defaults.
   std::string_view defaults;
   /// A JSON object of keys that may only have these values, or one of those in {"any": [...]}.
@@ -115,6 +119,9 @@ struct Family {
   bool apart_delta = false;
   /// LFM2: gated short convolutions in the layers that `layer_types` lists
   bool gated_conv = false;
+  /// Gemma 4: norms behind attention and MLP, and around the MLP and the experts beside it; layers
+  /// without a window have heads of other sizes and perhaps no value projection (gemma_json.h)
+  bool gemma = false;
   bool plain_mlps = false;  ///< MLPs and experts have no gates
   bool one_shared = false;  ///< a shared expert of the experts' inner size, which no key says
   MambaRule mamba = MambaRule::kNone;

@@ -81,6 +81,9 @@ class MapBuilder {
   void add_kv_down();
   void add_mlp(const std::string& hf, const std::string& own, int64_t inner_size);
   void add_moe();
+  /// Gemma 4's, beside which an MLP is the shared expert.
+  void add_gemma_moe();
+  void add_gemma_norms();
   /// ERNIE's is a row for each kind of input, of which text is the only one.
   void add_correction_bias(const std::string& hf);
   /// Granite's shared expert, or dense MLP.

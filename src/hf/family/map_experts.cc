@@ -20,7 +20,24 @@ void MapBuilder::add_mlp(const std::string& hf, const std::string& own, int64_t 
   link_vector(down_name + ".bias", model_.hidden_size, own + "down.bias");
 }
 
+void MapBuilder::add_gemma_moe() {
+  const MoeConfig& moe = model_.moe;
+  const int64_t hidden = model_.hidden_size;
+  link(hf_ + "router.proj.weight", {moe.num_experts, hidden}, own_ + "moe.router.weight");
+  link_vector(hf_ + "router.scale", hidden, own_ + "moe.router_norm.weight");
+  link_vector(hf_ + "router.per_expert_scale", moe.num_experts, own_ + "moe.expert_scale");
+  add_fused_experts(hf_ + "experts.gate_up_proj", hf_ + "experts.down_proj");
+  add_mlp(hf_ + "mlp.", own_ + "moe.shared.", moe.shared_inner_size);
+  const auto norm = [&](const char* name, const char* own_name) {
+    link_norm(hf_ + name, hidden, own_ + own_name);
+  };
+  norm("post_feedforward_layernorm_1.weight", "moe.shared_out_norm.weight");
+  norm("pre_feedforward_layernorm_2.weight", "moe.routed_norm.weight");
+  norm("post_feedforward_layernorm_2.weight", "moe.routed_out_norm.weight");
+}
+
 void MapBuilder::add_moe() {
+  if (family_.expert_tensors == ExpertTensors::kBesideMlp) return add_gemma_moe();
   const MoeConfig& moe = model_.moe;
   const std::string_view name = layout_.plain_moe_name ? "mlp" : family_.moe_name;
   const std::string hf = fmt::format("{}{}.", hf_, name);

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -211,10 +212,80 @@ TEST(MixedConfig, OfLlama4WithEncodersTheTextPartIsRead) {
   EXPECT_THAT(find_differences(imported.model, parse(fixture_json("llama4"))), IsEmpty());
 }
 
+TEST(MixedConfig, GemmasLayersWithoutAWindowHaveHeadsOfTheirOwn) {
+  const json config = fixture_json("gemma4_text");
+  const ModelConfig model = parse(config);
+  EXPECT_EQ(model.head_size, 16);
+  EXPECT_EQ(model.num_kv_heads, 1);
+  EXPECT_EQ(model.window_head_size, 8);
+  EXPECT_EQ(model.window_kv_heads, 2);
+  EXPECT_TRUE(model.keys_as_values && model.value_norm && model.post_norms && model.layer_scalars);
+  EXPECT_TRUE(model.rope.proportional && !model.window_rope.proportional);
+  EXPECT_EQ(model.rope.fraction, 0.25);
+  EXPECT_EQ(model.attention_multiplier, 1);
+  EXPECT_EQ(model.embedding_multiplier, std::sqrt(32.0));
+  EXPECT_EQ(model.logit_softcap, 8);
+  EXPECT_EQ(model.moe.shared_inner_size, 40);
+  EXPECT_TRUE(model.moe.router_norm && model.moe.expert_scale && model.moe.separate_norms);
+  json older = config;  // as transformers 5.5 has it
+  older.erase("per_layer_config");
+  older["global_head_dim"] = 16;
+  older["num_global_key_value_heads"] = 1;
+  EXPECT_THAT(find_differences(parse(older), model), IsEmpty());
+  older["attention_k_eq_v"] = false;
+  EXPECT_EQ(parse(older).num_kv_heads, 2) << "what transformers does not read then";
+  const ModelConfig dense = parse(fixture_json("gemma4_text_dense"));
+  EXPECT_EQ(dense.moe.num_experts, 0);
+  EXPECT_EQ(dense.inner_size, 40);
+  EXPECT_EQ(dense.window_head_size, 0);
+}
+
+TEST(MixedConfig, GemmasLastLayerHasNoWindow) {
+  json config = fixture_json("gemma4_text");
+  config["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
+  config["per_layer_config"] = json::object();
+  EXPECT_EQ(parse(config).window, 0);
+  config["num_hidden_layers"] = 9;
+  config.erase("layer_types");
+  EXPECT_THAT(parse(config).window_layers, ElementsAre(0, 1, 2, 3, 4, 6, 7));
+}
+
+TEST(MixedConfig, NamesWhatOfGemmaIsNotSupported) {
+  const auto error_with = [](const char* key, const json& value) {
+    json config = fixture_json("gemma4_text");
+    config[key] = value;
+    return error_of(config);
+  };
+  EXPECT_THAT(error_with("hidden_size_per_layer_input", 8), HasSubstr("inputs of each layer"));
+  EXPECT_THAT(error_with("num_kv_shared_layers", 1), HasSubstr("num_kv_shared_layers"));
+  EXPECT_THAT(error_with("use_double_wide_mlp", true), HasSubstr("use_double_wide_mlp"));
+  EXPECT_THAT(error_with("use_bidirectional_attention", "all"),
+              HasSubstr("use_bidirectional_attention"));
+  EXPECT_THAT(error_with("per_layer_config", {{"0", {{"head_dim", 4}}}}),
+              HasSubstr("layers of one type heads of"));
+  EXPECT_THAT(error_with("per_layer_config", {{"3", {{"head_dim", 4}}}}),
+              HasSubstr("an entry '3'; expected the number of a layer, from 0 to 2"));
+  EXPECT_THAT(error_with("per_layer_config", {{"2", {{"sliding_window", 4}}}}),
+              HasSubstr("supported are head_dim and num_key_value_heads"));
+  json config = fixture_json("gemma4_text");
+  config.erase("hidden_size_per_layer_input");
+  EXPECT_THAT(error_of(config), HasSubstr("256 where it is missing"));
+  config = fixture_json("gemma4_text");
+  config["rope_parameters"]["full_attention"]["rope_type"] = "longrope";
+  EXPECT_THAT(error_of(config), HasSubstr("llama3 and proportional"));
+  config = fixture_json("gemma4_text");
+  config["rope_parameters"]["sliding_attention"]["partial_rotary_factor"] = 0.5;
+  EXPECT_THAT(error_of(config), HasSubstr("only 1 is supported"));
+  config = fixture_json("mellum");
+  config["rope_parameters"]["full_attention"]["rope_type"] = "proportional";
+  EXPECT_THAT(error_of(config), HasSubstr("proportional"));
+}
+
 /// A model says in some family's words what it is, or is refused by name.
 TEST(MixedConfig, ModelsOfMixedLayersFindTheirFamilies) {
   for (const char* name : {"exaone_moe", "mellum", "lfm2_moe", "lfm2_moe_biases", "mimo_v2_flash",
-                           "laguna", "laguna_elements", "llama4", "llama4_top2"}) {
+                           "laguna", "laguna_elements", "llama4", "llama4_top2", "gemma4_text",
+                           "gemma4_text_values", "gemma4_text_dense"}) {
     SCOPED_TRACE(name);
     const ImportedConfig imported = parse_hf_config(fixture_json(name).dump(), "config.json");
     EXPECT_THAT(inexpressible(*imported.family, imported.model), IsEmpty());

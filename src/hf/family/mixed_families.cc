@@ -267,9 +267,41 @@ constexpr Family kLlama4 = {
     .dense_name = "feed_forward",
 };
 
+constexpr Family kGemma4 = {
+    .model_type = "gemma4_text",
+    .architecture = "Gemma4ForCausalLM",
+    .whole = {"gemma4", "Gemma4ForConditionalGeneration"},
+    .encoders = {"model.vision_tower.", "model.embed_vision.", "model.audio_tower.",
+                 "model.embed_audio."},
+    .defaults = R"({"vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": null,
+        "per_layer_config": null, "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "pad_token_id": 0,
+        "tie_word_embeddings": true, "attention_bias": false, "attention_k_eq_v": false,
+        "sliding_window": 512, "layer_types": null, "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0,
+        "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
+        "final_logit_softcapping": null, "hidden_size_per_layer_input": 256,
+        "enable_moe_block": false, "num_experts": null, "num_experts_per_tok": null,
+        "moe_intermediate_size": null})",
+    .fixed = R"({"num_kv_shared_layers": 0, "use_double_wide_mlp": false,
+        "use_bidirectional_attention": {"any": [null, "vision"]}})",
+    .unused = R"(["vocab_size_per_layer_input"])",
+    .renamed = R"({"hidden_activation": "hidden_act", "top_k_experts": "num_experts_per_tok"})",
+    .qk_norm = QkNorm::kHead,
+    .output_bias = true,
+    .gemma = true,
+    .window = WindowRule::kGemma,
+    .rope = RopeRule::kByLayerType,
+    .expert_tensors = ExpertTensors::kBesideMlp,
+    .layer_norms = {"input_layernorm", "pre_feedforward_layernorm"},
+};
+
 constexpr std::array kMixedFamilies = {kQwen3Next,   kQwen35,    kQwen35Moe, kGraniteMoeHybrid,
                                        kNemotronH,   kExaoneMoe, kMellum,    kLfm2Moe,
-                                       kMimoV2Flash, kLaguna,    kLlama4};
+                                       kMimoV2Flash, kLaguna,    kLlama4,    kGemma4};
 
 }  // namespace
 

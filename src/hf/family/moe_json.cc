@@ -187,6 +187,7 @@ void read_shared(const ConfigJson& config, MoeConfig& moe) {
 void read_moe(const ConfigJson& config, ModelConfig& model, std::vector<std::string>& notes) {
   const Family& family = config.family();
   MoeConfig& moe = model.moe;
+  if (family.has_key("enable_moe_block") && !config.flag("enable_moe_block")) return;
   const bool alternating = family.expert_tensors == ExpertTensors::kAlternating;
   moe.num_experts =
       config.bounded(canonical_key(family, "num_experts"), alternating ? 1 : 0, kMaxExperts);

@@ -40,8 +40,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Published{"glm47flash.json", 29.9}, Published{"granite31-3b.json", 3.3},
                       Published{"qwen3next-80b.json", 79.7},
                       Published{"granite40-h-small.json", 32.2},
-                      Published{"nemotron3-nano.json", 31.6},
-                      Published{"llama4-scout.json", 107.8}),
+                      Published{"nemotron3-nano.json", 31.6}, Published{"llama4-scout.json", 107.8},
+                      Published{"gemma4-26b.json", 25.2}),
     [](const auto& info) { return "Config" + std::to_string(info.index); });
 
 }  // namespace

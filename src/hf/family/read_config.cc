@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "core/file/file.h"
 #include "hf/family/config_json.h"
+#include "hf/family/gemma_json.h"
 #include "hf/family/hf_config.h"
 #include "hf/family/mamba_json.h"
 #include "hf/family/moe_json.h"
@@ -230,12 +231,14 @@ ImportedConfig parse_hf_config(std::string_view given, const std::string& where)
   read_biases(config, model);
   read_windows(config, model);
   read_window_heads(config, model);
+  read_gemma(config, model);
   read_gating(config, model);
   read_delta(config, model);
   read_conv(config, model);
   read_rope(config, model);
   read_temperatures(config, model);
   if (imported.family->is_moe()) read_moe(config, model, imported.notes);
+  read_gemma_experts(config, model);
   read_mamba(config, model);
   check_olmoe_heads(config, model);
   try {

@@ -47,7 +47,7 @@ const std::vector<std::string> kKnownKeys = {"rope_theta",
 class RopeJson {
  public:
   RopeJson(json values, std::string where, const Family& family)
-      : values_(std::move(values)), where_(std::move(where)) {
+      : values_(std::move(values)), where_(std::move(where)), takes_proportional_(family.gemma) {
     require(values_.is_object(), "{} must be an object, found {}", where_,
             quote_for_message(values_.dump()));
     for (const auto& [key, value] : values_.items()) {
@@ -80,22 +80,33 @@ class RopeJson {
     require(values_[key].is_boolean(), "{}: '{}' must be true or false", where_, key);
     return values_[key].get<bool>();
   }
+  /// Gemma 4's type of pairs of the whole head.
+  bool is_proportional() const { return takes_proportional_ && type() == kProportional; }
   RopeScaling scaling() const {
-    const char* key = has("rope_type") ? "rope_type" : "type";
-    if (!has(key)) return RopeScaling::kNone;
-    const std::string& name = json_text(values_[key], key, where_);
+    const std::string name = type();
+    if (is_proportional())
+      return number("factor", 1) == 1 ? RopeScaling::kNone : RopeScaling::kLinear;
     for (const ScalingName& known : kScalings) {
       if (name == known.name) return known.scaling;
     }
     user_error(
         "{}: the rope type {} is not supported; supported are default, linear, dynamic, "
-        "yarn and llama3",
-        where_, quote_for_message(name));
+        "yarn{} llama3{}",
+        where_, quote_for_message(name), takes_proportional_ ? "," : " and",
+        takes_proportional_ ? " and proportional" : "");
   }
 
  private:
+  static constexpr std::string_view kProportional = "proportional";
+
+  std::string type() const {
+    const char* key = has("rope_type") ? "rope_type" : "type";
+    return has(key) ? json_text(values_[key], key, where_) : "default";
+  }
+
   json values_;
   std::string where_;
+  bool takes_proportional_;
 };
 
 /// Parameters by type of layer are taken where all types have the same.
@@ -231,7 +242,7 @@ double stretched_base(const ConfigJson& config, const RopeJson& json, double bas
 }
 
 double read_fraction(const ConfigJson& config, const RopeJson& json) {
-  const bool supported = config.family().has_key("partial_rotary_factor");
+  const bool supported = config.family().has_key("partial_rotary_factor") || json.is_proportional();
   double fraction = 1.0;
   if (supported && !config.is_null("partial_rotary_factor")) {
     fraction = config.number("partial_rotary_factor");
@@ -259,6 +270,7 @@ RopeConfig read_one(const ConfigJson& config, const RopeJson& json) {
   rope.base = read_base(config, json);
   rope.fraction = read_fraction(config, json);
   rope.interleaved = is_interleaved(config);
+  rope.proportional = json.is_proportional() && rope.fraction < 1;
   if (has_alpha(json)) {
     rope.base = stretched_base(config, json, rope.base);
     return rope;
@@ -308,7 +320,9 @@ json write_rope(const RopeConfig& rope, const Family& family) {
   for (const ScalingName& known : kScalings) {
     if (known.scaling == rope.scaling) values["rope_type"] = known.name;
   }
-  if (family.has_key("partial_rotary_factor")) values["partial_rotary_factor"] = rope.fraction;
+  if (family.gemma && rope.proportional) values["rope_type"] = "proportional";
+  if (family.has_key("partial_rotary_factor") || (family.gemma && rope.proportional))
+    values["partial_rotary_factor"] = rope.fraction;
   if (rope.scaling == RopeScaling::kNone) return values;
   values["factor"] = rope.factor;
   if (rope.original_length > 0) {

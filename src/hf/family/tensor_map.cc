@@ -91,6 +91,7 @@ void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
             own_ + "attn_norm.weight");
   link_norm(fmt::format("{}{}.weight", hf_, second_norm), model_.hidden_size,
             own_ + "mlp_norm.weight");
+  if (family_.gemma) add_gemma_norms();
   if (model_.is_delta_layer(layer)) {
     add_delta();
   } else if (model_.is_mamba_layer(layer)) {
@@ -110,6 +111,13 @@ void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
     add_mlp(fmt::format("{}{}.", hf_, family_.dense_name), own_ + "mlp.",
             model_.dense_inner_size());
   }
+}
+
+void MapBuilder::add_gemma_norms() {
+  const int64_t hidden = model_.hidden_size;
+  link_norm(hf_ + "post_attention_layernorm.weight", hidden, own_ + "attn_out_norm.weight");
+  link_norm(hf_ + "post_feedforward_layernorm.weight", hidden, own_ + "mlp_out_norm.weight");
+  link_vector(hf_ + "layer_scalar", 1, own_ + "layer_scalar");
 }
 
 void MapBuilder::add_projection(const std::string& hf_name, const std::string& own_name,
@@ -137,7 +145,8 @@ void MapBuilder::add_attention() {
     link(fmt::format("{}{}.{}.weight", hf_, attention_name(), family_.gate_name),
          {layer_.gate_width(), hidden}, own_ + "attn.gate.weight");
   add_projection(attention_name() + ".k_proj", "attn.k", {keys, hidden}, layer_.qkv_bias);
-  add_projection(attention_name() + ".v_proj", "attn.v", {values, hidden}, layer_.qkv_bias);
+  if (!layer_.keys_as_values)
+    add_projection(attention_name() + ".v_proj", "attn.v", {values, hidden}, layer_.qkv_bias);
   add_output_projection();
   if (layer_.attention_sinks)
     link_vector(fmt::format("{}self_attn.{}", hf_, family_.sinks_name), layer_.num_heads,

@@ -12,8 +12,7 @@ namespace {
 using nlohmann::json;
 
 /// All layers but every n-th.
-std::vector<int64_t> layers_between(const ConfigJson& config, int64_t num_layers) {
-  const int64_t interval = config.bounded("sliding_window_pattern", 1, kMaxLayers);
+std::vector<int64_t> layers_between(int64_t num_layers, int64_t interval) {
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < num_layers; ++i) {
     if ((i + 1) % interval != 0) layers.push_back(i);
@@ -34,7 +33,10 @@ std::vector<int64_t> default_window_layers(const ConfigJson& config, int64_t num
   const WindowRule rule = config.family().window;
   if (rule == WindowRule::kListed) return {};
   if (rule == WindowRule::kFiveOfSix) return five_of_six_layers(num_layers);
-  if (rule == WindowRule::kAllButEvery) return layers_between(config, num_layers);
+  if (rule == WindowRule::kGemma) return layers_between(num_layers, 6);
+  if (rule == WindowRule::kAllButEvery) {
+    return layers_between(num_layers, config.bounded("sliding_window_pattern", 1, kMaxLayers));
+  }
   const bool alternating = config.family().window == WindowRule::kAlternating;
   const int64_t border = alternating ? num_layers : config.size("max_window_layers", 0);
   const bool even = alternating || config.family().window == WindowRule::kEvenLayers;
@@ -139,6 +141,7 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
   std::vector<int64_t> layers;
   if (listed) layers = read_layer_types(config, model.num_layers, "sliding_attention");
   if (!listed && has_window) layers = default_window_layers(config, model.num_layers);
+  if (rule == WindowRule::kGemma) std::erase(layers, model.num_layers - 1);
   require(layers.empty() || has_window,
           "{}: 'layer_types' lists sliding_attention, but there is no window: set {}sliding_window",
           config.where(),

@@ -8,6 +8,7 @@
 #include "core/config/strict_json.h"
 #include "core/error.h"
 #include "hf/family/config_json.h"
+#include "hf/family/gemma_json.h"
 #include "hf/family/hf_config.h"
 #include "hf/family/mamba_json.h"
 #include "hf/family/rope_json.h"
@@ -123,7 +124,7 @@ void write_windows(ConfigWriter& config, const ModelConfig& model) {
   // nothing.
   const WindowRule rule = config.family().window;
   const bool listed = rule == WindowRule::kListed || rule == WindowRule::kFiveOfSix ||
-                      rule == WindowRule::kAllButEvery;
+                      rule == WindowRule::kAllButEvery || rule == WindowRule::kGemma;
   if (model.window > 0 || !listed)
     config.set("sliding_window", model.window > 0 ? json(model.window) : json());
   config.set("use_sliding_window", model.window > 0);
@@ -259,6 +260,7 @@ RopeConfig plain_rope(const RopeConfig& rope) {
   RopeConfig plain;
   plain.base = rope.base;
   plain.fraction = rope.fraction;
+  plain.proportional = rope.proportional && rope.fraction < 1;
   plain.interleaved = rope.interleaved;
   plain.scaling = rope.scaling;
   if (rope.scaling == RopeScaling::kNone) return plain;
@@ -271,6 +273,7 @@ RopeConfig plain_rope(const RopeConfig& rope) {
   }
   if (rope.scaling != RopeScaling::kYarn) return plain;
   plain = rope;
+  plain.proportional = false;
   plain.max_length = 0;
   plain.low_frequency_factor = RopeConfig{}.low_frequency_factor;
   plain.high_frequency_factor = RopeConfig{}.high_frequency_factor;
@@ -296,6 +299,8 @@ MoeConfig plain_moe(const ModelConfig& model) {
   plain.score_scale = moe.score_scale;
   plain.probs_on_input = moe.probs_on_input;
   plain.router_bias = moe.router_bias;
+  plain.router_norm = moe.router_norm;
+  plain.expert_scale = moe.expert_scale;
   plain.mlp_bias = moe.mlp_bias;
   if (moe.top_groups < moe.num_groups) {
     plain.num_groups = moe.num_groups;
@@ -309,6 +314,7 @@ MoeConfig plain_moe(const ModelConfig& model) {
   plain.expert_bias = moe.has_expert_bias();
   plain.shared_inner_size = moe.shared_inner_size;
   plain.shared_gate = moe.shared_gate;
+  plain.separate_norms = moe.separate_norms;
   plain.latent_size = moe.latent_size;
   return plain;
 }
@@ -326,6 +332,7 @@ void plain_windows(ModelConfig& plain) {
     plain.rope = windows.rope;
     plain.num_heads = windows.num_heads;
     plain.num_kv_heads = windows.num_kv_heads;
+    plain.head_size = windows.head_size;
     plain.attention_sinks = windows.attention_sinks;
   }
   plain.own_window_rope = windows.rope != plain.rope;
@@ -333,6 +340,7 @@ void plain_windows(ModelConfig& plain) {
   plain.window_heads = windows.num_heads != plain.num_heads ? windows.num_heads : int64_t{0};
   plain.window_kv_heads =
       windows.num_kv_heads != plain.num_kv_heads ? windows.num_kv_heads : int64_t{0};
+  plain.window_head_size = windows.head_size != plain.head_size ? windows.head_size : int64_t{0};
   plain.window_sinks = windows.attention_sinks && !plain.attention_sinks;
 }
 
@@ -413,6 +421,7 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   write_rope_keys(config, model);
   if (family.is_moe()) write_moe(config, model);
   write_mamba(family, model, config.values());
+  write_gemma(family, model, config.values());
   return config.text();
 }
 

@@ -155,6 +155,7 @@ GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), D
   copy_weights(loaded, parameters_);
   std::vector<Parameter> trained;
   for (const ModelParameter& p : parameters_.all()) {
+    if (p.is_frozen()) continue;
     trained.push_back({.name = p.spec.name, .weight = p.weight, .grad = p.grad});
     if (is_centred_norm(*config_.family, p.spec.name)) trained.back().decay = false;
   }
@@ -224,7 +225,10 @@ double GroundTruth::total_loss(const MicroBatchResult& result) const {
 
 std::map<std::string, std::vector<double>> GroundTruth::own_gradients() const {
   std::map<std::string, std::vector<double>> own;
-  for (const ModelParameter& p : parameters_.all()) own[p.spec.name] = to_doubles(p.grad);
+  for (const ModelParameter& p : parameters_.all()) {
+    own[p.spec.name] =
+        p.is_frozen() ? std::vector<double>(p.spec.shape.num_elements()) : to_doubles(p.grad);
+  }
   for (const NamedTensor& bias : name_expert_biases(config_.model, experts_))  // no parameters
     own[bias.name].assign(bias.tensor.num_elements(), 0.0);
   return own;
