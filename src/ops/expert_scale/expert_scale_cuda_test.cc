@@ -38,10 +38,9 @@ class ExpertScaleCuda : public testing::GpuTest {
     testing::run_kernel(op, gpu(), on_device, device_out);
     for (size_t i = 0; i < outputs.size(); ++i) expect_near(found[i], expected[i]);
   }
-};
 
-TEST_F(ExpertScaleCuda, Cases) {
-  for (const auto& c : testing::kExpertScaleCases) {
+  /// Forward and backward.
+  void check_case(const testing::ExpertScaleCase& c) const {
     SCOPED_TRACE(fmt::format("{} tokens, K {}, E {}", c.tokens, c.top_k, c.experts));
     const auto inputs = testing::make_expert_scale_inputs(c, 3);
     std::vector<Tensor> tensors;
@@ -53,6 +52,14 @@ TEST_F(ExpertScaleCuda, Cases) {
     tensors.push_back(grad);
     check(ExpertScaleBackward(), tensors, {choices, {c.experts}});
   }
+};
+
+TEST_F(ExpertScaleCuda, Cases) {
+  for (const auto& c : testing::kExpertScaleCases) check_case(c);
+}
+
+TEST_F(ExpertScaleCuda, TinyChoices) {
+  check_case({.tokens = 9, .top_k = 2, .experts = 5});
 }
 
 }  // namespace

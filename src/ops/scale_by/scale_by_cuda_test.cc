@@ -35,5 +35,13 @@ TEST_F(ScaleByCuda, RaggedRows) {
   }
 }
 
+TEST_F(ScaleByCuda, TinyRows) {
+  testing::check_operator_on_gpu(make_scale_by(),
+                                 [](DType dtype) {
+                                   return operands({dtype, {7, 33}});
+                                 },
+                                 {0}, cpu(), gpu(), {.once = true});
+}
+
 }  // namespace
 }  // namespace tessera

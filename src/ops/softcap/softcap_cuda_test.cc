@@ -35,5 +35,13 @@ TEST_F(SoftcapCuda, RaggedRows) {
   }
 }
 
+TEST_F(SoftcapCuda, TinyRows) {
+  testing::check_operator_on_gpu(make_softcap(3.0),
+                                 [](DType dtype) {
+                                   return operands({dtype, {7, 33}});
+                                 },
+                                 {}, cpu(), gpu(), {.once = true});
+}
+
 }  // namespace
 }  // namespace tessera

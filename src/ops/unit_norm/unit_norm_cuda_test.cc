@@ -31,5 +31,13 @@ TEST_F(UnitNormCuda, RaggedRows) {
   }
 }
 
+TEST_F(UnitNormCuda, TinyRows) {
+  testing::check_operator_on_gpu(make_unit_norm(64, 1e-6),
+                                 [](DType dtype) {
+                                   return testing::OperatorInputs{{"x"}, {{dtype, {5, 192}}}};
+                                 },
+                                 {0}, cpu(), gpu(), {.once = true});
+}
+
 }  // namespace
 }  // namespace tessera
