@@ -44,7 +44,8 @@ std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
 /// Of a model with encoders of images, these.
 std::vector<std::string> find_encoders(const HfTensors& tensors, const Family& family) {
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : tensors.all()) {
+  for (const auto& entry : tensors.all()) {
+    const std::string& name = entry.first;
     const bool is_encoder = std::ranges::any_of(family.encoders, [&](std::string_view prefix) {
       return !prefix.empty() && name.starts_with(prefix);
     });

@@ -30,7 +30,8 @@ const std::set<std::string_view> kElsewhere = {
     "page_write",      "paged_attention",    "reload_pages",
     "round_to_bf16",   "scale_rows",         "stash_pages",
     "sum_bf16_parts",  "sum_of_squares",     "latent_keys",
-    "latent_outputs",  "latent_queries",     "quantize_blocks"};
+    "latent_outputs",  "latent_queries",     "quantize_blocks",
+    "softcap"};
 
 TEST(OperatorRules, EveryOperatorOfLayersHasOne) {
   for (const auto& [name, kernel] : make_cpu_kernels()) {
