@@ -7,7 +7,6 @@
 #include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/quantize/quantize.h"
-#include "ops/rmsnorm/rmsnorm.h"
 #include "ops/round_values/round_values.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
@@ -147,7 +146,7 @@ ShardStatesOf rmsnorm(const AxisCall& call) {
   return follow(call, norms_heads(call) ? "x:tn w:D -> y:tn r:tn" : "x:tH w:H -> y:tH r:t");
 }
 
-ShardStatesOf both_rmsnorm_grads(const AxisCall& call) {
+ShardStatesOf rmsnorm_backward(const AxisCall& call) {
   if (norms_own_head(call)) {
     if (!call.inputs[2].is(Kind::kVarying)) fault("statistics are not those of the ranks' heads");
     std::vector<ShardState> rows(call.inputs.begin(), call.inputs.end());
@@ -156,12 +155,6 @@ ShardStatesOf both_rmsnorm_grads(const AxisCall& call) {
   }
   return follow(call, norms_heads(call) ? "x:tn w:D r:tn g:tn a:tn -> dx:tn=g+a dw:D=g"
                                         : "x:tH w:H r:t g:tH a:tH -> dx:tH=g+a dw:H=g");
-}
-
-ShardStatesOf rmsnorm_backward(const AxisCall& call) {
-  ShardStatesOf states = both_rmsnorm_grads(call);
-  if (states && dynamic_cast<const RmsNormBackward&>(call.op).constant()) states->resize(1);
-  return states;
 }
 
 /// Each of the ranks that hold the same heads counts them (build_spread_norm): what they have is a

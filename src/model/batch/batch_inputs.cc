@@ -82,7 +82,6 @@ int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers) {
 BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
                          const ModelConfig& config, Device& device)
     : token_order(make_token_order(shape, groups, device)),
-      norm_ones(make_norm_ones(config, device)),
       grad_loss(make_one(device)),
       token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
       device_(&device) {
@@ -157,9 +156,7 @@ int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& gro
                                  const ModelConfig& config) {
   const PortContext context{.config = config, .shape = shape, .groups = groups};
   BatchInputs inputs;
-  const bool ones = config.qk_norm == QkNorm::kL2;
   return inputs.place(context, nullptr, nullptr) +
-         (ones ? port_type(Port::kNormOnes, context).num_bytes() : 0) +
          port_type(Port::kTokenOrder, context).num_bytes() +
          port_type(Port::kTokenLoss, context).num_bytes();
 }
@@ -173,7 +170,6 @@ PortTensors BatchInputs::ports() const {
   ports.set(Port::kCuSeqlens, cu_seqlens);
   ports.set(Port::kChunkBounds, chunk_bounds);
   ports.set(Port::kTemperatures, temperatures);
-  ports.set(Port::kNormOnes, norm_ones);
   ports.set(Port::kSegments, segments);
   ports.set(Port::kTokenOrder, token_order);
   ports.set(Port::kLossScale, loss_scale);

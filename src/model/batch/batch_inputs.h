@@ -78,7 +78,6 @@ struct BatchInputs {
 
   // The same for all micro-batches, or made on the way.
   MirroredTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
-  MirroredTensor norm_ones;    ///< F32 [D], where queries and keys are normed without weights
   MirroredTensor grad_loss;
   OwnedTensor token_loss;  ///< the device's
 

@@ -28,12 +28,4 @@ float Temperatures::at(int32_t position) const {
   return std::log1p(lengths) * static_cast<float>(scale) + 1.0F;
 }
 
-MirroredTensor make_norm_ones(const ModelConfig& config, Device& device) {
-  if (config.qk_norm != QkNorm::kL2) return {};
-  MirroredTensor ones(DType::kF32, {config.head_dim()}, device);
-  std::ranges::fill(ones.get().span<float>(), 1.0F);
-  ones.upload();
-  return ones;
-}
-
 }  // namespace tessera

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <span>
 
-#include "core/mirrored_tensor.h"
 #include "model/build/ports.h"
 
 namespace tessera {
@@ -26,9 +25,5 @@ struct Temperatures {
   /// In F32, as transformers computes it.
   float at(int32_t position) const;
 };
-
-/// Port::kNormOnes, in the memory of a device; nothing where the model has no norms without
-/// weights.
-MirroredTensor make_norm_ones(const ModelConfig& config, Device& device);
 
 }  // namespace tessera

@@ -45,9 +45,6 @@ ValueType chunk_bounds_type(const Context& c) {
 ValueType temperatures_type(const Context& c) {
   return f32(rotated_ids(c).shape[0]);
 }
-ValueType norm_ones_type(const Context& c) {
-  return f32(c.config.head_dim());
-}
 ValueType own_losses(const Context& c) {
   return f32(own_tokens(c.shape, c.groups));
 }
@@ -145,9 +142,6 @@ bool in_rotated(const Context& c) {
 }
 bool in_tempered(const Context& c) {
   return in_attention(c) && c.config.of_layer(c.kind).temperature_scale != 0;
-}
-bool in_plainly_normed(const Context& c) {
-  return in_attention(c) && c.config.of_layer(c.kind).qk_norm == QkNorm::kL2;
 }
 bool in_mixers(const Context& c) {
   return in_layers(c) && !c.kind.no_mixer;
@@ -270,8 +264,6 @@ constexpr PortRule kRules[] = {
      in_chunked},
     {Port::kTemperatures, "temperatures", kIn, "factors of the queries of the tokens rotated",
      temperatures_type, in_tempered},
-    {Port::kNormOnes, "norm_ones", kIn, "ones, for norms without weights", norm_ones_type,
-     in_plainly_normed},
     {Port::kTokens, "tokens", kIn, "ids of the group's tokens", group_ids, in_embedding},
     {Port::kLabels, "labels", kIn, "of own tokens; -100: no loss", own_ids, in_head},
     {Port::kGatheredLabels, "gathered_labels", kIn, "of the group's tokens", group_ids,

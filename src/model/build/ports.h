@@ -80,7 +80,6 @@ enum class Port : uint8_t {
   kCuSeqlens,
   kChunkBounds,
   kTemperatures,
-  kNormOnes,
   kTokens,
   kLabels,
   kGatheredLabels,

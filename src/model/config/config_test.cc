@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "model/config/config_testing.h"
 #include "model/run/model_testing.h"
 
 namespace tessera {
@@ -13,80 +14,10 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-ModelConfig from_preset(const Preset& preset) {
-  ModelConfig config;
-  ConfigSchema schema;
-  add_model_options(schema, config);
-  schema.load_preset(preset.name, preset.toml);
-  if (config.vocab_size == 0) config.vocab_size = 320;
-  return config;
-}
-
-int64_t count_listed(const ModelConfig& config) {
-  int64_t count = 0;
-  for (const ParameterSpec& spec : list_parameters(config, DType::kF32))
-    count += spec.shape.num_elements();
-  return count;
-}
-
-TEST(Presets, AreValidAndCountTheirParameters) {
-  for (const Preset& preset : presets()) {
-    SCOPED_TRACE(preset.name);
-    const ModelConfig config = from_preset(preset);
-    validate(config);
-    EXPECT_EQ(count_parameters(config).total, count_listed(config));
-  }
-}
-
-TEST(Presets, HaveTheirPublishedSizes) {
-  const auto expect_size = [](const char* name, double total, double active) {
-    const ParameterCount count = count_parameters(from_preset(find_preset(name)));
-    EXPECT_NEAR(static_cast<double>(count.total) / total, 1, 0.01) << name;
-    EXPECT_NEAR(static_cast<double>(count.active) / active, 1, 0.02) << name;
-  };
-  expect_size("deepseek-v3", 671e9, 37e9);
-  expect_size("mixtral-8x7b", 46.7e9, 12.9e9);
-  expect_size("qwen3-30b-a3b", 30.5e9, 3.3e9);
-  // What is active is published in whole billions at most, and here counted from the shapes.
-  expect_size("kimi-k2", 1.026e12, 32.9e9);
-  expect_size("moonlight-16b-a3b", 15.96e9, 2.9e9);
-  expect_size("glm-4.7-flash", 29.9e9, 3.9e9);
-  expect_size("dots-llm1", 142.8e9, 14.0e9);
-  expect_size("minimax-m2", 228.7e9, 11e9);
-  expect_size("ernie-4.5-21b-a3b", 21.83e9, 3.35e9);
-  expect_size("hunyuan-a13b", 80.4e9, 12.7e9);
-  // 79.67 billion are counted; the model card has 80 and 3.
-  expect_size("qwen3-next-80b-a3b", 80e9, 3.9e9);
-  expect_size("qwen3.5-35b-a3b", 35e9, 3.45e9);
-  expect_size("k-exaone-236b-a23b", 236e9, 23.6e9);
-  expect_size("lfm2-8b-a1b", 8.34e9, 1.55e9);
-  // 109 billion are published, encoders of images included; here of text, counted from the shapes.
-  expect_size("llama4-scout-17b-16e", 107.8e9, 17.2e9);
-  expect_size("gemma4-26b-a4b", 25.2e9, 3.8e9);
-  expect_size("granite-3.1-3b-a800m", 3.3e9, 0.88e9);
-  // Llama 3 70B's 70.55 billion, of which 56.37 are MLPs that stand 8 times, or twice.
-  expect_size("llama3-8x70b", 70.55e9 + 7 * 56.37e9, 70.55e9 + 56.37e9);
-  // Its eight experts have the size of one of Mixtral 8x22B's.
-  expect_size("mixtral-8x22b-g8t8", 140.6e9, 22.3e9);
-  const auto expect_dense = [&](const char* name, double published, double hidden) {
-    const double size = published - 1024 * hidden;  // without learned positions
-    expect_size(name, size, size);
-  };
-  expect_dense("transformer-xs", 46e6, 512);
-  expect_dense("transformer-small", 125e6, 768);
-  expect_dense("transformer-medium", 356e6, 1024);
-  expect_dense("transformer-large", 760e6, 1536);
-  expect_dense("transformer-xl", 1316e6, 2048);
-  // The model card leaves the embedding table out of what is active.
-  const double table = 201088.0 * 2880;
-  expect_size("gpt-oss-20b", 20.91e9, 3.61e9 + table);
-  expect_size("gpt-oss-120b", 116.83e9, 5.13e9 + table);
-}
-
 TEST(ModelConfig, CountsEveryOption) {
   ModelConfig config = testing::tiny_config();
   const auto expect_counted = [&](const char* what) {
-    EXPECT_EQ(count_parameters(config).total, count_listed(config)) << what;
+    EXPECT_EQ(count_parameters(config).total, testing::count_listed(config)) << what;
   };
   expect_counted("plain");
   config.qkv_bias = config.output_bias = config.mlp_bias = true;
@@ -222,7 +153,7 @@ TEST(ModelConfig, RoutersChooseAmongAllOutputs) {
   config.moe.zero_experts = 3;
   config.moe.router_bias = true;
   validate(config);
-  EXPECT_EQ(count_parameters(config).total, count_listed(config));
+  EXPECT_EQ(count_parameters(config).total, testing::count_listed(config));
   EXPECT_EQ(count_parameters(config).total - before,
             config.num_layers * (3 * config.hidden_size + 7));
   EXPECT_LT(count_parameters(config).active, count_parameters(testing::tiny_config()).active);
@@ -279,89 +210,6 @@ TEST(ModelConfig, RefusesRoutingThatDoesNotGoTogether) {
         c.moe.zero_experts = 1;
       },
       "with moe.zero_experts");
-}
-
-TEST(Lora, CountsItsAdapters) {
-  ModelConfig config = testing::tiny_config();
-  EXPECT_EQ(count_parameters(config).trained, count_parameters(config).total);
-  config.num_layers = 3;
-  config.moe.first_dense_layers = 1;
-  config.moe.inner_sizes = {8, 16, 8, 24};
-  config.moe.shared_inner_size = 12;
-  config.moe.latent_size = 6;
-  config.delta_layers = {2};
-  config.attention_gate = true;
-  for (const bool latent : {false, true}) {
-    for (const std::vector<std::string>& targets : std::vector<std::vector<std::string>>{
-             {"all"}, {"attn", "moe"}, {"attn.o", "delta", "mlp"}}) {
-      if (latent) {
-        config.attention = AttentionKind::kLatent;
-        config.attention_gate = false;
-        config.num_kv_heads = 0;
-        config.latent = {
-            .query_rank = 5, .kv_rank = 6, .nope_size = 3, .rope_size = 4, .value_size = 2};
-      }
-      config.lora = {.rank = 3, .targets = targets};
-      validate(config);
-      EXPECT_EQ(count_parameters(config).total, count_listed(config));
-      int64_t trained = 0;
-      bool was_frozen = false;
-      for (const ParameterSpec& spec : list_parameters(config, DType::kF32)) {
-        EXPECT_EQ(spec.placement.frozen, !is_adapter_parameter(spec.name)) << spec.name;
-        EXPECT_FALSE(was_frozen && !spec.placement.frozen) << spec.name << " is behind frozen ones";
-        was_frozen = spec.placement.frozen;
-        if (!was_frozen) trained += spec.shape.num_elements();
-      }
-      EXPECT_EQ(count_parameters(config).trained, trained);
-    }
-  }
-}
-
-/// Layers without attention, and without an MLP, have none of their adapters.
-TEST(Lora, CountsAdaptersOfHybrids) {
-  ModelConfig config = testing::tiny_config();
-  config.num_layers = 5;
-  config.mamba_layers = {0, 4};
-  config.layers_without_mixer = {1};
-  config.layers_without_mlp = {2, 4};
-  for (const std::vector<std::string>& targets :
-       std::vector<std::vector<std::string>>{{"all"}, {"attn"}, {"moe"}}) {
-    config.lora = {.rank = 3, .targets = targets};
-    validate(config);
-    EXPECT_EQ(count_parameters(config).total, count_listed(config));
-    int64_t trained = 0;
-    for (const ParameterSpec& spec : list_parameters(config, DType::kF32))
-      trained += spec.placement.frozen ? 0 : spec.shape.num_elements();
-    EXPECT_GT(trained, 0);
-    EXPECT_EQ(count_parameters(config).trained, trained);
-  }
-  config.mamba_layers = {0, 2, 3, 4};
-  config.lora = {.rank = 3, .targets = {"attn"}};
-  EXPECT_THAT([&] { validate(config); }, ThrowsMessage<UserError>(HasSubstr("'attn'")));
-}
-
-TEST(Lora, RefusesWhatTheModelLacks) {
-  const auto refused = [](LoraConfig lora, const char* text, auto change) {
-    ModelConfig config = testing::tiny_config();
-    config.lora = std::move(lora);
-    change(config);
-    EXPECT_THAT([&] { validate(config); }, ThrowsMessage<UserError>(HasSubstr(text)));
-  };
-  const auto nothing = [](ModelConfig&) {};
-  refused({.rank = 4, .targets = {"attn.w"}}, "did you mean 'attn.", nothing);
-  refused({.rank = 4, .targets = {"mlp"}}, "lora.targets names 'mlp'", nothing);
-  refused({.rank = 4, .targets = {}}, "lora.targets is empty", nothing);
-  refused({.alpha = 3}, "lora.rank is 0", nothing);
-  refused({.rank = 4}, "model.mtp_layers is 1", [](ModelConfig& c) { c.mtp_layers = 1; });
-  refused({.rank = 4}, "block_sparse", [](ModelConfig& c) {
-    c.moe.experts = ExpertPath::kBlockSparse;
-    c.moe.block_size = 8;
-  });
-  refused({.rank = 4, .targets = {"attn.kv_up"}}, "generation reads", [](ModelConfig& c) {
-    c.attention = AttentionKind::kLatent;
-    c.num_kv_heads = 0;
-    c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
-  });
 }
 
 TEST(ModelConfig, RefusesValuesAndNormsThatCannotBe) {

@@ -62,7 +62,6 @@ constexpr const char* kNemotronNano =
 constexpr std::string_view kNemotronNanoLayers =
     "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME";
 
-/// K-EXAONE but for the layers with a window: all but every fourth, which make_published adds.
 /// Llama 4 but for the layers with chunks and a rotation: all but every fourth, which
 /// make_published adds.
 constexpr const char* kLlama4 =
@@ -75,6 +74,7 @@ constexpr const char* kLlama4 =
     "[moe]\nscore = \"sigmoid\"\nnormalize_top_k = false\nprobs_on_input = true\n"
     "shared_inner_size = 8192\n";
 
+/// K-EXAONE but for the layers with a window: all but every fourth, which make_published adds.
 constexpr const char* kExaone =
     "[model]\nvocab_size = 153600\nhead_size = 128\ninner_size = 18432\nqk_norm = \"head\"\n"
     "window = 128\nwindow_rope = true\n[rope]\nfraction = 0.0\n"
@@ -295,8 +295,8 @@ Preset make_published(const PublishedShape& s) {
   if (s.extra == kGptOss) toml += every_other_layer(s.layers);
   if (s.extra == kQwen3Next || s.extra == kQwen35)
     toml += three_of_four_layers("delta_layers", s.layers);
-  if (s.extra == kLlama4) toml += three_of_four_layers("window_layers", s.layers);
-  if (s.extra == kExaone) toml += three_of_four_layers("window_layers", s.layers);
+  if (s.extra == kLlama4 || s.extra == kExaone)
+    toml += three_of_four_layers("window_layers", s.layers);
   if (s.extra == kGemma4) toml += five_of_six_layers("window_layers", s.layers);
   if (s.extra == kLfm2) toml += lfm2_layers(s.layers);
   if (s.extra == kGraniteHybrid) toml += granite_layers(s.layers);

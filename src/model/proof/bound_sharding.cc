@@ -125,7 +125,6 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
       return max_logits(axes);
     case Port::kDropped:
       return by_batch(axes, ShardState::varying(), ShardState::varying());
-    case Port::kNormOnes:
     case Port::kNoise:
     case Port::kLossScale:
     case Port::kExpertBias:

@@ -118,8 +118,8 @@ struct ForwardModel::Impl : ForwardPrograms {
   int64_t chosen_rows;
   RecordedPass pass;
   MirroredTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
-  MirroredTensor chunk_bounds, temperatures, norm_ones;  // where the model's layers have them
-  MirroredTensor cache_rows, page_table, cache_slots;    // of a paged cache
+  MirroredTensor chunk_bounds, temperatures;           // where the model's layers have them
+  MirroredTensor cache_rows, page_table, cache_slots;  // of a paged cache
   MirroredTensor rows_to_choose, rules;
   MirroredTensor replayed;          // I32 [MoE layers, T, K], where routing is replayed
   OwnedTensor chosen, host_chosen;  // the same, where it is told
@@ -176,7 +176,6 @@ struct ForwardModel::Impl : ForwardPrograms {
       chunk_bounds = MirroredTensor(type.dtype, type.shape, device());
     }
     if (config.has_temperatures()) temperatures = MirroredTensor(DType::kF32, row, device());
-    norm_ones = make_norm_ones(config, device());
   }
   /// Gives layers the factors of the positions in hand.
   void load_temperatures() const {
@@ -276,7 +275,6 @@ struct ForwardModel::Impl : ForwardPrograms {
     ports.set(Port::kCuSeqlens, cu_seqlens);
     ports.set(Port::kChunkBounds, chunk_bounds);
     ports.set(Port::kTemperatures, temperatures);
-    ports.set(Port::kNormOnes, norm_ones);
     ports.set(Port::kStart, start);
     ports.set(Port::kCacheLength, cache_length);
     ports.set(Port::kCacheRows, cache_rows);

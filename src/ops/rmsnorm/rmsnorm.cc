@@ -31,12 +31,12 @@ ValueType statistics_type(ValueType x, const ValueType& weight) {
 
 }  // namespace
 
-RmsNorm::RmsNorm(double eps, bool constant) : eps_(eps), constant_(constant) {
+RmsNorm::RmsNorm(double eps) : eps_(eps) {
   require(eps >= 0, "rmsnorm: eps must be at least 0, got {}", eps);
 }
 
 std::string RmsNorm::attributes() const {
-  return fmt::format("eps={}{}", eps_, constant_ ? " constant" : "");
+  return fmt::format("eps={}", eps_);
 }
 
 std::vector<ValueType> RmsNorm::infer(std::span<const ValueType> inputs) const {
@@ -49,16 +49,10 @@ void RmsNorm::differentiate(GradientBuilder& builder) const {
   ensure(!builder.grad_output(kRstd), "rmsnorm: rstd is a statistic and takes no gradient");
   const auto grad = builder.grad_output(kY);
   if (!grad) return;
-  const std::vector<int> accumulators = constant_ ? std::vector<int>() : std::vector<int>{kWeight};
   const auto grads = builder.emit(
-      std::make_shared<RmsNormBackward>(false, constant_),
-      {builder.input(kX), builder.input(kWeight), builder.output(kRstd), *grad}, accumulators);
+      std::make_shared<RmsNormBackward>(),
+      {builder.input(kX), builder.input(kWeight), builder.output(kRstd), *grad}, {kWeight});
   if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[RmsNormBackward::kGradX]);
-}
-
-std::string RmsNormBackward::attributes() const {
-  return fmt::format("{}{}", addend_ ? "addend" : "",
-                     constant_ ? (addend_ ? " constant" : "constant") : "");
 }
 
 std::vector<ValueType> RmsNormBackward::infer(std::span<const ValueType> inputs) const {
@@ -72,16 +66,15 @@ std::vector<ValueType> RmsNormBackward::infer(std::span<const ValueType> inputs)
   check_shape(*this, inputs[kGrad] == inputs[kX], "the gradient must be {} as x is, got {}",
               inputs[kX].to_string(), inputs[kGrad].to_string());
   if (addend_) check_addend(*this, inputs[kAddend], inputs[kX]);
-  if (constant_) return {inputs[kX]};
   return {inputs[kX], inputs[kWeight]};
 }
 
 OperatorPtr RmsNormBackward::with_addend(std::span<const ValueType> /*inputs*/) const {
-  return addend_ ? nullptr : std::make_shared<RmsNormBackward>(true, constant_);
+  return addend_ ? nullptr : std::make_shared<RmsNormBackward>(true);
 }
 
-OperatorPtr make_rmsnorm(double eps, bool constant) {
-  return std::make_shared<RmsNorm>(eps, constant);
+OperatorPtr make_rmsnorm(double eps) {
+  return std::make_shared<RmsNorm>(eps);
 }
 
 }  // namespace tessera

@@ -8,7 +8,7 @@ namespace tessera {
 /// "Root mean square layer normalization", 2019): (x A [.., H], weight F32 [H]) -> (y A [.., H],
 /// rstd F32 [..]). With a weight [D], D a divisor of H, each of the H/D heads of a row is
 /// normalised by itself, all with the one weight, and rstd is F32 [.., H/D]. Any dim but the last
-/// may be ragged. A `constant` weight takes no gradient: ones, for a norm without a weight.
+/// may be ragged.
 class RmsNorm final : public Operator {
  public:
   static constexpr std::string_view kName = "rmsnorm";
@@ -16,7 +16,7 @@ class RmsNorm final : public Operator {
   enum Output : int { kY, kRstd };
 
   /// Throws UserError unless eps >= 0.
-  explicit RmsNorm(double eps, bool constant = false);
+  explicit RmsNorm(double eps);
 
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
@@ -26,35 +26,30 @@ class RmsNorm final : public Operator {
 
  private:
   double eps_;
-  bool constant_;
 };
 
 /// (x A [.., H], weight F32 [D], rstd as above, grad of y A [.., H], and with addend: A [.., H]) ->
-/// (grad of x, plus the addend, A [.., H], grad of weight F32 [D], accumulated in a fixed order,
-/// unless the weight is constant).
+/// (grad of x, plus the addend, A [.., H], grad of weight F32 [D], accumulated in a fixed order).
 class RmsNormBackward final : public Operator, public TakesAddend {
  public:
   static constexpr std::string_view kName = "rmsnorm_backward";
   enum Input : int { kX, kWeight, kForwardRstd, kGrad, kAddend };
   enum Output : int { kGradX, kGradWeight };
 
-  explicit RmsNormBackward(bool addend = false, bool constant = false)
-      : addend_(addend), constant_(constant) {}
+  explicit RmsNormBackward(bool addend = false) : addend_(addend) {}
 
   std::string_view name() const override { return kName; }
-  std::string attributes() const override;
+  std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   bool accumulates(int output) const override { return output == kGradWeight; }
   OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
   bool addend() const { return addend_; }
-  bool constant() const { return constant_; }
 
  private:
   bool addend_;
-  bool constant_;
 };
 
-OperatorPtr make_rmsnorm(double eps, bool constant = false);
+OperatorPtr make_rmsnorm(double eps);
 void add_rmsnorm_cpu(KernelTable& table);
 void add_rmsnorm_cuda(KernelTable& table);
 

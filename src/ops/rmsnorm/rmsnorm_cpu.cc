@@ -37,8 +37,7 @@ void rmsnorm_backward(const RmsNormBackward& op, const Args<RmsNormBackward>& ar
   const int64_t hidden = args.in(Op::kWeight).shape[0];
   const float* weight = args.in(Op::kWeight).as<float>();
   const float* rstd = args.in(Op::kForwardRstd).as<float>();
-  const Tensor grad_weight = op.constant() ? Tensor{} : args.out(Op::kGradWeight);
-  float* accumulator = grad_weight ? grad_weight.as<float>() : nullptr;
+  float* accumulator = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* x_rows = x.as<T>();

@@ -36,8 +36,7 @@ void rmsnorm_backward(const RmsNormBackward& op, const Args<RmsNormBackward>& ar
        .grad = args.in(Op::kGrad).data,
        .addend = addend ? args.in(Op::kAddend).data : nullptr,
        .grad_x = args.out(Op::kGradX).data,
-       .grad_weight = op.constant() ? cuda::Accumulator{}
-                                    : cuda::accumulator_of(args, args.out(Op::kGradWeight)),
+       .grad_weight = cuda::accumulator_of(args, args.out(Op::kGradWeight)),
        .partials = reinterpret_cast<float*>(args.workspace.data()),
        .num_sms = cuda::context_of(args).num_sms()},
       cuda::stream_of(args));

@@ -27,18 +27,6 @@ class RmsNormCuda : public testing::GpuTest {
   }
 };
 
-/// Whose gradient nobody takes.
-TEST_F(RmsNormCuda, ConstantWeights) {
-  for (const int64_t size : {1, 24, 128, 2048}) {
-    testing::check_operator_on_gpu(
-        make_rmsnorm(1e-5, true),
-        [&](DType dtype) -> testing::OperatorInputs {
-          return {{"x", "w"}, {{dtype, {37, 2 * size}}, {DType::kF32, {size}}}};
-        },
-        {0}, cpu(), gpu());
-  }
-}
-
 TEST_F(RmsNormCuda, WholeRows) {
   uint64_t seed = 1;
   for (const int64_t hidden : {1, 7, 8, 40, 128, 250, 264, 520, 1100, 2048, 7168})

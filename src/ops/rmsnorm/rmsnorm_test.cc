@@ -93,28 +93,6 @@ void check_case(const Shape& shape, DType dtype) {
   expect_rows_near(grads[1], tensor_of({shape.last()}, expected.grad_weight), 5e-6, "grad weight");
 }
 
-/// Of ones, which are nobody's weight.
-TEST(RmsNorm, AConstantWeightTakesNoGradient) {
-  for (const int64_t width : {1, 5, 24}) {
-    Random random(3, 0);
-    const Shape shape = {4, 3 * width};
-    std::vector<TestInput> inputs;
-    inputs.push_back({random_tensor(DType::kF32, shape, random), Role::kValue, "x"});
-    inputs.push_back({tensor_of({width}, std::vector<float>(width, 1)), Role::kWeight, "ones"});
-    const OwnedTensor grad = random_tensor(DType::kF32, shape, random);
-    const auto run = [&](bool constant) {
-      std::vector<OwnedTensor> grads(2);
-      grads[0] = reshaped(grad, shape);
-      inputs[1].role = constant ? Role::kConstant : Role::kWeight;
-      return run_gradients(make_rmsnorm(kEps, constant), kernels(), inputs, grads);
-    };
-    const auto plain = run(false);
-    const auto constant = run(true);
-    expect_bitwise_equal(constant[0], plain[0], "the gradient of x");
-  }
-  EXPECT_EQ(RmsNormBackward(true, true).attributes(), "addend constant");
-}
-
 TEST(RmsNorm, MatchesAReferenceInAllShapes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const Shape& shape : {Shape{0, 8}, Shape{1, 1}, Shape{3, 5}, Shape{17, 64}, Shape{200, 33},

@@ -194,9 +194,6 @@ class BoundBlock {
       for (const int32_t position : positions()) factors.push_back(rule.at(position));
       fill(at(forward_, layout_.at(Port::kTemperatures)), factors);
     }
-    if (layout_.has(Port::kNormOnes))
-      fill(at(forward_, layout_.at(Port::kNormOnes)),
-           std::vector<float>(settings_.model.head_dim(), 1));
   }
 
   void bind_backward_pass() {
