@@ -19,7 +19,7 @@ class ExpertScale final : public Operator {
 };
 
 /// (probs F32 [T, K], expert_idx I32 [T, K], scale F32 [E], grad of scaled F32 [T, K]) ->
-/// (dprobs F32 [T, K], dscale F32 [E], added to in the order of tokens).
+/// (dprobs F32 [T, K], dscale F32 [E], added to in an order that sizes alone give).
 class ExpertScaleBackward final : public Operator {
  public:
   static constexpr std::string_view kName = "expert_scale_backward";

@@ -1,5 +1,7 @@
 #include "ops/expert_scale/expert_scale.h"
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
@@ -16,16 +18,20 @@ struct Choices {
         experts(args.in(Op::kExpertIdx).template as<int32_t>()),
         scale(args.in(Op::kScale).template span<float>()),
         count(args.in(Op::kProbs).num_elements()) {
-    for (int64_t i = 0; i < count; ++i)
-      ensure(experts[i] < std::ssize(scale), "{}: expert {} of {}", op.name(), experts[i],
-             scale.size());
+    int32_t last = -1;
+#pragma omp parallel for schedule(static) reduction(max : last)
+    for (int64_t i = 0; i < count; ++i) last = std::max(last, experts[i]);
+    ensure(last < std::ssize(scale), "{}: expert {} of {}", op.name(), last, scale.size());
   }
-  float factor(int64_t i) const { return experts[i] < 0 ? 1.0F : scale[experts[i]]; }
+  float factor(int64_t i) const {
+    return experts[i] < 0 ? 1.0F : scale[experts[i]];
+  }
 };
 
 void expert_scale(const ExpertScale& op, const Args<ExpertScale>& args) {
   const Choices choices(op, args);
   auto* const scaled = args.out(ExpertScale::kScaled).as<float>();
+#pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < choices.count; ++i) scaled[i] = choices.probs[i] * choices.factor(i);
 }
 
@@ -34,6 +40,7 @@ void expert_scale_backward(const ExpertScaleBackward& op, const Args<ExpertScale
   const Choices choices(op, args);
   const auto* const grad = args.in(Op::kGrad).as<float>();
   auto* const grad_probs = args.out(Op::kGradProbs).as<float>();
+#pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < choices.count; ++i) grad_probs[i] = grad[i] * choices.factor(i);
   if (!args.out(Op::kGradScale)) return;
   std::vector<double> sums(choices.scale.size());

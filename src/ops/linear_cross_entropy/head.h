@@ -68,10 +68,10 @@ class Head {
   /// The scratch place of a chunk's lse.
   float* chunk_lse() const { return floats(layout_.lse); }
 
-  /// The logits' gradients of a block, from its exponentials or from its logits. of_row(row), the
-  /// row counted in the chunk, gives the RowGradient.
   /// Exponentials no longer say what capped logits were: of these gradients come from logits.
   bool grads_need_logits() const { return sizes_.softcap > 0; }
+  /// The logits' gradients of a block, from its exponentials or from its logits. of_row(row), the
+  /// row counted in the chunk, gives the RowGradient.
   template <typename OfRow>
   void grad_from_exponentials(HeadRange rows, HeadRange cols, const OfRow& of_row) const;
   template <typename OfRow>

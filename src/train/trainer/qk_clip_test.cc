@@ -310,6 +310,8 @@ TEST(QkClipSettings, RefuseWhatItCannotClip) {
   EXPECT_NO_THROW(validate(settings));
   settings.model.qk_norm = QkNorm::kHead;
   EXPECT_THAT([&] { validate(settings); }, ThrowsMessage<UserError>(HasSubstr("changes no logit")));
+  settings.model.qk_norm = QkNorm::kL2;
+  EXPECT_THAT([&] { validate(settings); }, ThrowsMessage<UserError>(HasSubstr("is \"l2\"")));
   settings.qk_clip = 0;
   EXPECT_NO_THROW(validate(settings));
   settings.model.qk_norm = QkNorm::kNone;

@@ -1,0 +1,28 @@
+#include "train/setup/settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(Settings, NumbersOfLayersAreRefusedWhereAllWeightsAreSpread) {
+  Settings settings;
+  settings.data.tokens = "tokens";
+  settings.schedule.num_steps = settings.train.steps;
+  settings.shard.scope = ShardScope::kFull;
+  EXPECT_NO_THROW(validate(settings));
+  settings.model.layer_scalars = true;
+  EXPECT_THAT([&] { validate(settings); },
+              ThrowsMessage<UserError>(HasSubstr("model.layer_scalars are not trained")));
+  settings.shard.scope = ShardScope::kState;
+  EXPECT_NO_THROW(validate(settings));
+}
+
+}  // namespace
+}  // namespace tessera
