@@ -63,14 +63,22 @@ void embed(const Embedding& op, const Args<Embedding>& args) {
 template <typename T>
 void add_gradients(std::span<const int32_t> tokens, const LocalRows& rows, int64_t padding_token,
                    const T* grad_TH, int64_t hidden, float* accumulator_VH) {
-  constexpr int64_t kMinCols = 64;
+  constexpr int64_t kMinCols = 32;
+  /// Rows of the accumulator lie anywhere in memory: they are fetched this many tokens ahead.
+  constexpr size_t kAhead = 8;
   const int64_t slices =
       std::clamp<int64_t>(omp_get_max_threads(), 1, std::max<int64_t>(hidden / kMinCols, 1));
-  const int64_t width = (hidden / slices + simd::kLanes) / simd::kLanes * simd::kLanes;
-#pragma omp parallel for schedule(static)
+  const int64_t width =
+      ((hidden + slices - 1) / slices + simd::kLanes - 1) / simd::kLanes * simd::kLanes;
+#pragma omp parallel for schedule(dynamic, 1)
   for (int64_t begin = 0; begin < hidden; begin += width) {
     const int64_t cols = std::min(width, hidden - begin);
     for (size_t t = 0; t < tokens.size(); ++t) {
+      if (t + kAhead < tokens.size()) {
+        __builtin_prefetch(
+            accumulator_VH + std::max<int64_t>(rows.row_of(tokens[t + kAhead]), 0) * hidden + begin,
+            1);
+      }
       const int64_t row = rows.row_of(tokens[t]);
       if (row < 0 || tokens[t] == padding_token) continue;
       const T* grad = grad_TH + static_cast<int64_t>(t) * hidden + begin;

@@ -1,3 +1,5 @@
+#include <omp.h>
+
 #include <algorithm>
 
 #include "ops/gemm/gemm.h"
@@ -132,66 +134,90 @@ const float* floats(const Tensor* tensor) {
   return tensor == nullptr ? nullptr : tensor->as<float>();
 }
 
-/// dweight += dlogitsᵀ · x and dx = dlogits · weight, for some rows of x.
-struct ProductGradients {
-  const BackwardCall& call;
-  const float* weight_EH;
-  float* grad_weight_EH;  ///< null where not wanted
-  const Tensor* grad_x;   ///< null where not wanted
-  const Tensor* addend;   ///< of grad_x, or null
-  float* widened;
-
-  void add_weight_gradient(int64_t first, int64_t num_rows, const float* x) const {
-    const RouterSizes& s = call.sizes;
+/// dweight += dlogitsᵀ · x for some columns of x, by this thread. Rows of BF16 x are widened to
+/// `room`, kWidenedRows at a time.
+void add_weight_gradient(const BackwardCall& c, const Tensor& x, int64_t col, int64_t num_cols,
+                         float* room, float* grad_weight_EH) {
+  const RouterSizes& s = c.sizes;
+  const bool is_f32 = x.dtype == DType::kF32;
+  const int64_t step = is_f32 ? s.num_tokens : kWidenedRows;
+  for (int64_t first = 0; first < s.num_tokens; first += step) {
+    const int64_t num_rows = std::min(step, s.num_tokens - first);
+    const int64_t at = first * s.hidden_size + col;
+    if (!is_f32) {
+      for (int64_t row = 0; row < num_rows; ++row) {
+        simd::convert(room + row * num_cols, x.as<Bf16>() + at + row * s.hidden_size, num_cols);
+      }
+    }
     gemm({.transpose_a = true,
           .m = s.num_experts,
-          .n = s.hidden_size,
+          .n = num_cols,
           .k = num_rows,
-          .a = call.grad_logits_TE + first * s.num_experts,
+          .a = c.grad_logits_TE + first * s.num_experts,
           .lda = s.num_experts,
-          .b = x,
-          .ldb = s.hidden_size,
-          .c = grad_weight_EH,
+          .b = is_f32 ? x.as<float>() + at : room,
+          .ldb = is_f32 ? s.hidden_size : num_cols,
+          .c = grad_weight_EH + col,
           .ldc = s.hidden_size,
           .accumulate = true});
   }
+}
 
-  void make_x_gradient(int64_t first, int64_t num_rows) const {
-    const RouterSizes& s = call.sizes;
-    const bool is_f32 = grad_x->dtype == DType::kF32;
-    float* rows = is_f32 ? grad_x->as<float>() + first * s.hidden_size : widened;
+/// Columns are shared out, so that sums have the same order with any number of threads.
+void add_weight_gradients(const BackwardCall& c, const Tensor& x, float* widened,
+                          float* grad_weight_EH) {
+  constexpr int64_t kColumns = 32;
+  const int64_t hidden = c.sizes.hidden_size;
+  const int64_t rows = c.sizes.widened_rows();
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t col = 0; col < hidden; col += kColumns) {
+    add_weight_gradient(c, x, col, std::min(kColumns, hidden - col), widened + col * rows,
+                        grad_weight_EH);
+  }
+}
+
+/// to = rows + what is to be added; they may be the same.
+template <typename T>
+void finish_rows(const float* rows, const T* others, int64_t count, T* to) {
+  simd::for_each_vector(count, [&](int64_t i, auto lanes) {
+    simd::Vec sum = simd::load(rows + i, lanes);
+    if (others != nullptr) sum = simd::load(others + i, lanes) + sum;
+    simd::store(to + i, sum, lanes);
+  });
+}
+
+/// dx = dlogits · weight + what is to be added, which may be null. Threads take blocks of tokens as
+/// they become free, no more threads than BF16 rows have room.
+void make_x_gradient(const BackwardCall& c, const float* weight_EH, const Tensor* addend,
+                     float* widened, const Tensor& grad_x) {
+  const RouterSizes& s = c.sizes;
+  const bool is_f32 = grad_x.dtype == DType::kF32;
+  const int64_t rooms = std::max<int64_t>(s.widened_rows() / kRouterBlock, 1);
+  const auto team = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), rooms));
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team)
+  for (int64_t block = 0; block < s.num_blocks(); ++block) {
+    const int64_t first = block * kRouterBlock;
+    const int64_t num_rows = block_end(s, block) - first;
+    const int64_t at = first * s.hidden_size;
+    float* rows = is_f32 ? grad_x.as<float>() + at
+                         : widened + omp_get_thread_num() * kRouterBlock * s.hidden_size;
     gemm({.m = num_rows,
           .n = s.hidden_size,
           .k = s.num_experts,
-          .a = call.grad_logits_TE + first * s.num_experts,
+          .a = c.grad_logits_TE + first * s.num_experts,
           .lda = s.num_experts,
           .b = weight_EH,
           .ldb = s.hidden_size,
           .c = rows,
           .ldc = s.hidden_size});
-    if (is_f32 && addend == nullptr) return;
-    with_storage(grad_x->dtype, [&](auto storage) {
+    if (is_f32 && addend == nullptr) continue;
+    with_storage(grad_x.dtype, [&](auto storage) {
       using T = decltype(storage);
-      const int64_t at = first * s.hidden_size;
-      finish_rows(rows, addend == nullptr ? nullptr : addend->as<T>() + at, num_rows,
-                  grad_x->as<T>() + at);
+      finish_rows(rows, addend == nullptr ? nullptr : addend->as<T>() + at,
+                  num_rows * s.hidden_size, grad_x.as<T>() + at);
     });
   }
-
-  /// to = rows + what is to be added; they may be the same.
-  template <typename T>
-  void finish_rows(const float* rows, const T* others, int64_t num_rows, T* to) const {
-    const int64_t width = call.sizes.hidden_size;
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) {
-      simd::for_each_vector(width, [&](int64_t i, auto lanes) {
-        simd::Vec sum = simd::load(rows + row * width + i, lanes);
-        if (others != nullptr) sum = simd::load(others + row * width + i, lanes) + sum;
-        simd::store(to + row * width + i, sum, lanes);
-      });
-    }
-  }
-};
+}
 
 /// The logits' gradients of all tokens, added up expert by expert.
 void add_bias_gradient(const BackwardCall& call, float* grad_bias_E) {
@@ -231,7 +257,7 @@ void backward_logits(const BackwardCall& c, const Args<RouterBackward>& args,
                        floats_of(args.find_in(Op::kCounts)), c.spec.balance_group_size},
                       {c.fractions, static_cast<size_t>(segments.size() * c.sizes.num_experts)});
   }
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 1)
   for (int64_t block = 0; block < c.sizes.num_blocks(); ++block) {
     for (int64_t t = block * kRouterBlock; t < block_end(c.sizes, block); ++t) {
       backward_token(c, segments, block, t);
@@ -258,19 +284,13 @@ void router_backward(const RouterBackward& op, const Args<RouterBackward>& args)
 
   const Tensor* grad_x = args.find_out(Op::kGradX);
   const Tensor* grad_weight = args.find_out(Op::kGradWeight);
-  const bool weight_wanted = grad_weight != nullptr && *grad_weight;
-  const ProductGradients products{
-      .call = call,
-      .weight_EH = args.in(Op::kWeight).as<float>(),
-      .grad_weight_EH = weight_wanted ? grad_weight->as<float>() : nullptr,
-      .grad_x = grad_x,
-      .addend = args.find_in(Op::kAddend),
-      .widened =
-          workspace_part<float>(args.workspace, RouterWorkspace::of_backward(sizes).widened)};
-  for_each_row_chunk(x, products.widened, [&](int64_t first, int64_t num_rows, const float* rows) {
-    if (weight_wanted) products.add_weight_gradient(first, num_rows, rows);
-    if (grad_x != nullptr) products.make_x_gradient(first, num_rows);  // may overwrite `rows`
-  });
+  float* widened =
+      workspace_part<float>(args.workspace, RouterWorkspace::of_backward(sizes).widened);
+  if (grad_weight != nullptr && *grad_weight)
+    add_weight_gradients(call, x, widened, grad_weight->as<float>());
+  if (grad_x != nullptr)
+    make_x_gradient(call, args.in(Op::kWeight).as<float>(), args.find_in(Op::kAddend), widened,
+                    *grad_x);
 }
 
 }  // namespace TESSERA_CPU_LEVEL

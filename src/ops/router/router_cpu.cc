@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/cpu_dispatch.h"
+#include "ops/gemm/convert_rows.h"
 #include "ops/gemm/row_products.h"
 #include "ops/router/router_balance.h"
 #include "ops/router/router_cpu.h"
@@ -57,11 +58,19 @@ void multiply_rows(const float* x, const LogitWeights& weights, float* logits, i
   }
 }
 
+/// Rows of BF16 x are widened kWidenedRows at a time: of how many rows a product is decides on its
+/// bits, so they are not cut over threads.
 void compute_logits(const Tensor& x, const LogitWeights& weights, float* logits, float* widened,
                     const RouterSizes& sizes) {
-  for_each_row_chunk(x, widened, [&](int64_t first, int64_t num_rows, const float* rows) {
-    multiply_rows(rows, weights, logits + first * sizes.num_experts, num_rows, sizes);
-  });
+  if (x.dtype == DType::kF32) {
+    return multiply_rows(x.as<float>(), weights, logits, sizes.num_tokens, sizes);
+  }
+  for (int64_t first = 0; first < sizes.num_tokens; first += kWidenedRows) {
+    const int64_t num_rows = std::min(kWidenedRows, sizes.num_tokens - first);
+    widen_rows({x.as<Bf16>() + first * sizes.hidden_size, sizes.hidden_size},
+               {widened, sizes.hidden_size}, num_rows, sizes.hidden_size);
+    multiply_rows(widened, weights, logits + first * sizes.num_experts, num_rows, sizes);
+  }
 }
 
 void force_balanced(const RouterSpec& spec, int64_t token, int32_t* expert_idx) {

@@ -42,22 +42,4 @@ RouterSizes router_sizes(const Op& op, std::span<const ValueType> inputs) {
           .num_segments = by_sequence ? inputs[operands.position(Op::kCuSeqlens)].shape[0] - 1 : 1};
 }
 
-/// Calls run(first row, number of rows, rows as F32) for runs of the rows of x; BF16 rows are
-/// widened into `widened` [kRouterWidenedRows, H] first.
-template <typename F>
-void for_each_row_chunk(const Tensor& x, float* widened, F run) {
-  const int64_t num_rows = x.shape[0];
-  const int64_t width = x.shape[1];
-  if (x.dtype == DType::kF32) return run(int64_t{0}, num_rows, x.as<float>());
-  for (int64_t first = 0; first < num_rows; first += kRouterWidenedRows) {
-    const int64_t count = std::min(kRouterWidenedRows, num_rows - first);
-    const Bf16* rows = x.as<Bf16>() + first * width;
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < count; ++row) {
-      simd::convert(widened + row * width, rows + row * width, width);
-    }
-    run(first, count, static_cast<const float*>(widened));
-  }
-}
-
 }  // namespace tessera

@@ -1,13 +1,11 @@
 #include "ops/router/router_workspace.h"
 
-#include <algorithm>
-
 namespace tessera {
 namespace {
 
 RouterWorkspace common(const RouterSizes& s, WorkspaceLayout& layout) {
   RouterWorkspace result;
-  result.widened = layout.add<float>(std::min(s.num_tokens, kRouterWidenedRows) * s.hidden_size);
+  result.widened = layout.add<float>(s.widened_rows() * s.hidden_size);
   result.scratch = layout.add<float>(s.num_blocks() * kRouterScratchRows * s.num_experts);
   result.fractions = layout.add<float>(s.num_segments * s.num_experts);
   return result;

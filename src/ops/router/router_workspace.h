@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "ops/router/router.h"
 #include "ops/workspace.h"
 
@@ -8,8 +10,11 @@ namespace tessera {
 /// Tokens are worked on in blocks of this many, and partial sums are taken by block: their order
 /// does not depend on the number of threads.
 inline constexpr int64_t kRouterBlock = 64;
-/// Rows of BF16 x that are widened at a time.
-inline constexpr int64_t kRouterWidenedRows = 512;
+/// Rows of BF16 x that have room to be widened at a time, by all threads together.
+inline constexpr int64_t kRouterWidenedRows = 1024;
+/// Rows that a product with BF16 x takes at a time: its bits depend on it.
+inline constexpr int64_t kWidenedRows = 512;
+static_assert(kWidenedRows <= kRouterWidenedRows);
 /// Rows of E floats that a block of tokens has for scratch.
 inline constexpr int64_t kRouterScratchRows = 4;
 
@@ -21,11 +26,13 @@ struct RouterSizes {
   int64_t num_segments = 1;
 
   int64_t num_blocks() const { return (num_tokens + kRouterBlock - 1) / kRouterBlock; }
+  /// Rows that have room to be widened: whole blocks.
+  int64_t widened_rows() const { return std::min(num_blocks() * kRouterBlock, kRouterWidenedRows); }
 };
 
 /// Where the parts of the router's scratch memory start, in bytes.
 struct RouterWorkspace {
-  int64_t widened = 0;      ///< f32 [kRouterWidenedRows, H]
+  int64_t widened = 0;      ///< f32 [widened_rows, H]
   int64_t scratch = 0;      ///< f32 [blocks, kRouterScratchRows, E]
   int64_t fractions = 0;    ///< f32 [segments, E]
   int64_t partials = 0;     ///< f64 [blocks, 2] partial balance and z losses (forward)
