@@ -7,7 +7,8 @@
 #include "ops/gemm/words.h"
 
 /// Operands of F32 products as vector registers want them. An operand is a matrix [lines, depth],
-/// where a line is a row of A or a column of B and depth is the summed dim.
+/// where a line is a row of A or a column of B and depth is the summed dim. A panel is some lines:
+/// of each element of the depth, `kWidth` places in memory, for as many lines at most.
 namespace tessera::panel {
 
 using simd::kLanes;
@@ -23,21 +24,36 @@ struct Lines {
   }
 };
 
-/// to[k · kWidth + line] = up to kWidth neighbouring lines over `depth`. Places of lines that are
-/// missing are left alone, or get what nobody may use.
+/// Lines cut into panels of `step` lines each, the last of what is left.
+struct PanelCut {
+  int64_t num_lines = 0;
+  int64_t step = 1;
+
+  int64_t num_panels() const { return (num_lines + step - 1) / step; }
+  int64_t first_line(int64_t panel) const { return panel * step; }
+  int64_t lines_of(int64_t panel) const { return std::min(step, num_lines - first_line(panel)); }
+};
+
+/// Panels of lines whose neighbours are neighbours in memory. All panels take an element of the
+/// depth before any takes the next, so that memory is read in runs.
 template <int64_t kWidth>
-void pack_by_depth(const Lines& lines, int64_t num_lines, int64_t depth, float* to) {
-  for (int64_t k = 0; k < depth; ++k, to += kWidth) {
+void pack_by_depth(const Lines& lines, const PanelCut& cut, int64_t depth, float* to) {
+  const int64_t num_panels = cut.num_panels();
+  for (int64_t k = 0; k < depth; ++k) {
     const float* from = lines.data + k * lines.stride;
-    if (num_lines == kWidth) {
-      std::memcpy(to, from, kWidth * sizeof(float));
-    } else {
-      std::copy_n(from, num_lines, to);
+    for (int64_t panel = 0; panel < num_panels; ++panel) {
+      float* own = to + (panel * depth + k) * kWidth;
+      const int64_t first = cut.first_line(panel);
+      if (first + kWidth <= cut.num_lines) {
+        std::memcpy(own, from + first, kWidth * sizeof(float));
+      } else {
+        std::copy_n(from + first, cut.lines_of(panel), own);
+      }
     }
   }
 }
 
-/// The same where lines are stored one behind another: transposed kLanes elements at a time, with
+/// One panel where lines are stored one behind another: transposed kLanes elements at a time, with
 /// the last line in place of missing ones.
 template <int64_t kWidth>
 void pack_by_line(const Lines& lines, int64_t num_lines, int64_t depth, float* to) {
@@ -59,12 +75,14 @@ void pack_by_line(const Lines& lines, int64_t num_lines, int64_t depth, float* t
   }
 }
 
+/// All panels, depth · kWidth floats apart. In places of lines that are missing is what nobody may
+/// use.
 template <int64_t kWidth>
-void pack_panel(const Lines& lines, int64_t num_lines, int64_t depth, float* to) {
-  if (lines.by_depth) {
-    pack_by_depth<kWidth>(lines, num_lines, depth, to);
-  } else {
-    pack_by_line<kWidth>(lines, num_lines, depth, to);
+void pack_panels(const Lines& lines, const PanelCut& cut, int64_t depth, float* to) {
+  if (lines.by_depth) return pack_by_depth<kWidth>(lines, cut, depth, to);
+  for (int64_t panel = 0; panel < cut.num_panels(); ++panel) {
+    pack_by_line<kWidth>(lines.from(cut.first_line(panel), 0), cut.lines_of(panel), depth,
+                         to + panel * depth * kWidth);
   }
 }
 

@@ -28,11 +28,13 @@ inline constexpr int64_t kPanelDepth = 256;
 /// the block's depth is through, so that C goes to memory once for each block.
 inline constexpr int64_t kBlockDepth = 2 * kPanelDepth;
 inline constexpr int64_t kBlockColumns = 256;
+/// Panels of A that are packed together.
+inline constexpr int64_t kGroupPanels = 6;
 
-/// Floats of scratch memory: a block of B, a panel of A, a result's place.
+/// Floats of scratch memory: a block of B, panels of A, a result's place.
 struct VectorScratch {
   static constexpr int64_t kB = kBlockDepth * kBlockColumns;
-  static constexpr int64_t kA = kPanelDepth * kRowStride;
+  static constexpr int64_t kA = kGroupPanels * kPanelDepth * kRowStride;
   static constexpr int64_t kResult = kPanelRows * kPanelColumns;
   static constexpr int64_t kFloats = kB + kA + kResult;
 };
@@ -122,38 +124,43 @@ class VectorProduct {
   }
 
   void pack_b(Range cols, Range depth, float* b) {
-    for (int64_t col = 0; col < cols.count; col += kPanelColumns) {
-      pack_panel<kPanelColumns>(b_lines_.from(cols.first + col, depth.first),
-                                std::min(kPanelColumns, cols.count - col), depth.count,
-                                b + col * depth.count);
-    }
+    pack_panels<kPanelColumns>(b_lines_.from(cols.first, depth.first), {cols.count, kPanelColumns},
+                               depth.count, b);
   }
 
-  /// All rows of A, in panels of as even a size as there can be, with the block of B.
+  /// All rows of A, in panels of nearly the same size, with the block of B.
   void multiply_rows(Range cols, Range depth) {
     const int64_t num_panels = (p_.m + kPanelRows - 1) / kPanelRows;
-    for (int64_t i = 0; i < num_panels; ++i) {
-      const int64_t first = p_.m * i / num_panels;
-      const Range rows{first, p_.m * (i + 1) / num_panels - first};
+    const int64_t step = (p_.m + num_panels - 1) / num_panels;
+    for (int64_t row = 0; row < p_.m; row += kGroupPanels * step) {
+      const Range rows{row, std::min(kGroupPanels * step, p_.m - row)};
       for_each_part(depth, [&](Range part, const float* b) {
-        pack_panel<kRowStride>(a_lines_.from(rows.first, part.first), rows.count, part.count, a_);
-        run_panel(rows, cols, part, b);
+        multiply_group(rows, {rows.count, step}, cols, part, b);
       });
     }
   }
 
-  void run_panel(Range rows, Range cols, Range depth, const float* panels) {
+  void multiply_group(Range rows, const PanelCut& cut, Range cols, Range depth, const float* b) {
+    pack_panels<kRowStride>(a_lines_.from(rows.first, depth.first), cut, depth.count, a_);
+    for (int64_t panel = 0; panel < cut.num_panels(); ++panel) {
+      run_panel(a_ + panel * depth.count * kRowStride,
+                {rows.first + cut.first_line(panel), cut.lines_of(panel)}, cols, depth, b);
+    }
+  }
+
+  /// A panel of A with all panels of B.
+  void run_panel(const float* a, Range rows, Range cols, Range depth, const float* panels) {
     const MultiplyPanels multiply = kPanelProducts[rows.count - 1];
     const bool accumulate = p_.accumulate || depth.first > 0;
     for (int64_t col = 0; col < cols.count; col += kPanelColumns) {
       const Range part{cols.first + col, std::min(kPanelColumns, cols.count - col)};
       const float* b = panels + col * depth.count;
       if (part.count == kPanelColumns) {
-        multiply(a_, b, depth.count, at(rows, part), p_.ldc, accumulate);
+        multiply(a, b, depth.count, at(rows, part), p_.ldc, accumulate);
         continue;
       }
       if (accumulate) copy(rows, part, [](float& here, float& there) { there = here; });
-      multiply(a_, b, depth.count, result_, kPanelColumns, accumulate);
+      multiply(a, b, depth.count, result_, kPanelColumns, accumulate);
       copy(rows, part, [](float& here, float& there) { here = there; });
     }
   }
