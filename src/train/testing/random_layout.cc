@@ -385,6 +385,8 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_noise(draw, result.settings);
     draw_choice(draw, result.settings);
     draw_mixed(draw, result);
+    draw_chunks(draw, result);
+    draw_expert_norms(draw, result);
     draw_normed_prediction(draw, result.settings);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;

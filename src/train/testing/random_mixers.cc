@@ -77,4 +77,26 @@ void draw_mixed(Draw& draw, RandomLayout& result) {
   model.conv = {.size = 1 + draw.upto(4), .bias = draw.chance(2)};
 }
 
+void draw_chunks(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  if (model.is_latent()) return;
+  if (model.window > 0 && draw.chance(2)) model.window_kind = WindowKind::kChunked;
+  const bool clips = result.settings.qk_clip > 0;
+  if (model.qk_norm == QkNorm::kNone && !clips && draw.chance(3)) model.qk_norm = QkNorm::kL2;
+  if (!draw.chance(2)) return;
+  model.temperature_scale = 0.1;
+  model.temperature_length = 1 + draw.upto(5);
+  if (!model.has_temperatures()) model.temperature_scale = 0;
+}
+
+void draw_expert_norms(Draw& draw, RandomLayout& result) {
+  MoeConfig& moe = result.settings.model.moe;
+  if (moe.num_experts == 0) return;
+  moe.probs_on_input = moe.experts == ExpertPath::kGrouped && draw.chance(4);
+  if (moe.jitter_experts) return;
+  moe.router_norm = draw.chance(4);
+  moe.expert_scale = draw.chance(4);
+  moe.separate_norms = moe.shared_inner_size > 0 && draw.chance(3);
+}
+
 }  // namespace tessera::testing

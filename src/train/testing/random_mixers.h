@@ -17,4 +17,10 @@ void draw_mamba(Draw& draw, RandomLayout& result);
 /// that would attend.
 void draw_mixed(Draw& draw, RandomLayout& result);
 
+/// Windows that are chunks, plain norms of queries and keys, and temperatures of queries.
+void draw_chunks(Draw& draw, RandomLayout& result);
+
+/// Probabilities before experts, and norms and scales of routers and experts of their own.
+void draw_expert_norms(Draw& draw, RandomLayout& result);
+
 }  // namespace tessera::testing
