@@ -102,26 +102,28 @@ std::vector<Batch> fetch_batches(const Trainer& trainer, int64_t step) {
   return batches;
 }
 
-/// A step that is given its batches has these, though others were read for it; so has the step
-/// behind it its own.
+/// A step that is given its batches has these, though others were read for it, perhaps with as many
+/// labels; so has the step behind it its own.
 TEST_F(StepRuns, HaveTheBatchesThatTheyAreGiven) {
-  Settings settings = testing::tiny_settings(folder_);
-  use_documents(settings);
-  settings.train.micro_batch = 1;
-  settings.train.steps = 20;
-  const auto host = make_trainer(settings);
-  const auto recording = make_recording(settings);
-  run(*host, *recording, 4);
-  EXPECT_EQ(recording->num_read_ahead(), 2);
-  for (const int64_t step : {100, 101}) {
-    for (Trainer* trainer : {host.get(), recording.get()})
-      trainer->give_batches(fetch_batches(*trainer, step));
-    run(*host, *recording, 1);
+  for (const bool documents : {false, true}) {
+    Settings settings = testing::tiny_settings(folder_);
+    if (documents) use_documents(settings);
+    settings.train.micro_batch = 1;
+    settings.train.steps = 20;
+    const auto host = make_trainer(settings);
+    const auto recording = make_recording(settings);
+    run(*host, *recording, 4);
+    EXPECT_EQ(recording->num_read_ahead(), 2);
+    for (const int64_t step : {100, 101}) {
+      for (Trainer* trainer : {host.get(), recording.get()})
+        trainer->give_batches(fetch_batches(*trainer, step));
+      run(*host, *recording, 1);
+    }
+    EXPECT_EQ(recording->num_read_ahead(), 2);
+    run(*host, *recording, 3);
+    EXPECT_EQ(recording->num_read_ahead(), 4);
+    expect_same_state(*host, *recording);
   }
-  EXPECT_EQ(recording->num_read_ahead(), 2);
-  run(*host, *recording, 3);
-  EXPECT_EQ(recording->num_read_ahead(), 4);
-  expect_same_state(*host, *recording);
 }
 
 /// Validation, saving and observing come between steps that repeat.
