@@ -44,11 +44,9 @@ nlohmann::json to_json(const LaunchCost& cost) {
 }
 
 nlohmann::json to_json(const GpuFeed& feed) {
-  nlohmann::json json = {{"one_by_one", to_json(feed.one_by_one)},
-                         {"graphs", nullptr},
-                         {"why_no_graph", feed.why_no_graph},
-                         {"host_waits", feed.num_waits},
-                         {"idle_share", feed.idle_share}};
+  nlohmann::json json = {{"one_by_one", to_json(feed.one_by_one)}, {"graphs", nullptr},
+                         {"why_no_graph", feed.why_no_graph},      {"host_waits", feed.num_waits},
+                         {"host_seconds", feed.host_seconds},      {"idle_share", feed.idle_share}};
   if (feed.graphs) json["graphs"] = to_json(*feed.graphs);
   return json;
 }
@@ -65,9 +63,9 @@ std::string describe_feed(const GpuFeed& feed) {
     text += fmt::format("; some could not be recorded: {}", feed.why_no_graph);
   return text +
          fmt::format(
-             "\nGPU idle for {:.2f}% of a step of operators given one by one; the host waits "
-             "for it {} times\n",
-             100 * feed.idle_share, feed.num_waits);
+             "\nthe host works for {:.0f} us of a step, and waits for the GPU {} times; the GPU is "
+             "idle for {:.2f}% of a step of operators given one by one\n",
+             1e6 * feed.host_seconds, feed.num_waits, 100 * feed.idle_share);
 }
 
 nlohmann::json to_json(const StepBenchResult& result) {

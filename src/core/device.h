@@ -122,6 +122,12 @@ class Device {
   /// The same from the host's memory, for bytes that the host may change as soon as this returns,
   /// and without a wait for the device where they are few.
   virtual void upload(void* to, const void* from, int64_t num_bytes) { copy(to, from, num_bytes); }
+  /// Copies shared memory to the device's own, from the address that the device finds in `from`,
+  /// shared too, when it comes to it: so recorded work reads now one place, now another. The host
+  /// may change neither until then.
+  virtual void copy_found(void* to, const void* const* from, int64_t num_bytes) {
+    copy(to, *from, num_bytes);
+  }
   /// Zeroes memory of the device, after all work given before.
   virtual void zero(void* data, int64_t num_bytes) = 0;
   /// Returns when all work is done. Throws InternalError where some of it failed.
@@ -134,6 +140,8 @@ class Device {
 
   /// How often the host has waited for its work.
   virtual int64_t num_waits() const { return 0; }
+  /// How long it has, all these waits together.
+  virtual double waited_seconds() const { return 0; }
 
   /// Makes the device record the work that this thread gives it, up to end_recording(), and do none
   /// of it; the host may neither wait for the device meanwhile nor upload. False where it cannot

@@ -6,6 +6,7 @@
 #include "core/memory.h"
 #include "core/mirrored_tensor.h"
 #include "model/batch/position_inputs.h"
+#include "model/batch/staging.h"
 #include "model/build/token_share.h"
 
 namespace tessera {
@@ -39,6 +40,7 @@ struct LossScales {
   float z_loss = 0;
   /// λ / D over the valid tokens of the global batch: of the losses of multi-token prediction.
   float mtp = 0;
+  bool operator==(const LossScales&) const = default;
 };
 
 /// For each token of packed sequences the index of the one `shift` further on in its sequence; -1
@@ -51,8 +53,8 @@ std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int
 int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers);
 
 /// A rank's part of the micro-batch in hand, and the scalars that its programs read: tensors of the
-/// device, together in one block. On a device the host fills blocks in memory that both reach, one
-/// for each micro-batch of a step, so that what copies them can be recorded.
+/// device, together in one block. For a device the host fills blocks alike in memory that both
+/// reach (Staging), from which the device takes them.
 struct BatchInputs {
   Tensor tokens;           ///< I32 [T_g]
   Tensor labels;           ///< I32 [T_l]
@@ -95,27 +97,37 @@ struct BatchInputs {
   /// The same for a layer of multi-token prediction and its head.
   PortTensors prediction_ports(int64_t layer) const;
 
+  /// A micro-batch as a rank sees it.
+  struct Given {
+    const MicroBatch& batch;
+    const TokenShare& share;
+    const LossScales& scales;
+    int64_t token_ranks;
+  };
   /// The host's part: leaves a micro-batch for bring(), in order. On the host it is there at once.
-  void stage(const MicroBatch& batch, const TokenShare& share, const LossScales& scales,
-             int64_t token_ranks);
+  void stage(const Given& given) {
+    fill(device_->is_host() ? block_.data() : staging_.next(), given);
+  }
+  /// The same of the micro-batch with this number in a step, whose spare block was filled.
+  void stage_spare(int64_t number) { staging_.next_from_spare(number); }
+  /// The block, to be filled for the next step, of a micro-batch that this step staged. REQUIRES
+  /// that the device is past the step before.
+  std::byte* spare_block(int64_t number) const { return staging_.spare(number); }
+  /// Writes a micro-batch to a block; any thread may.
+  void fill(std::byte* block, const Given& given) const;
   /// The device's part: gives it the first one staged that it was not given.
-  void bring();
+  void bring() {
+    if (!device_->is_host()) staging_.bring(block_.data());
+  }
   /// The device has come past the bring() of the first one staged that was not released.
-  void release() { ++num_released_; }
+  void release() { staging_.release(); }
   /// Forgets all that is staged. REQUIRES that the device is past it.
-  void clear() { num_staged_ = num_brought_ = num_released_ = 0; }
+  void clear() { staging_.clear(); }
 
  private:
+  class Filler;
   BatchInputs() = default;
   int64_t place(const PortContext& context, std::byte* block, Device* device);
-  Tensor staged(const Tensor& tensor) const;
-  void stage_positions(const MicroBatch& batch, const TokenShare& share);
-  void stage_weights(const MicroBatch& batch, const TokenShare& share);
-  void stage_experts(const MicroBatch& batch, const TokenShare& share);
-  void stage_noise(const RouterNoise& given, const TokenShare& share);
-  void stage_segments(const MicroBatch& batch, const TokenShare& share);
-  void stage_predictions(const MicroBatch& batch, const TokenShare& share);
-  std::byte* next_block();
 
   Device* device_ = nullptr;
   Buffer block_;
@@ -124,11 +136,7 @@ struct BatchInputs {
   int64_t chunk_ = 0;  ///< tokens of a chunk, where layers see these
   Temperatures temperature_rule_;
   double router_jitter_ = 0;
-  std::vector<Buffer> staging_;
-  std::byte* staged_ = nullptr;  ///< the block that the host fills now
-  size_t num_staged_ = 0;
-  size_t num_brought_ = 0;
-  size_t num_released_ = 0;
+  Staging staging_;
 };
 
 }  // namespace tessera

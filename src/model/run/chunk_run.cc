@@ -41,9 +41,23 @@ ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const Pipel
       .inputs = BatchInputs::count_bytes(programs.shape, programs.part.groups, programs.config)};
 }
 
+BatchInputs::Given ChunkRun::as_given(const MicroBatch& batch, const LossScales& scales) const {
+  return {batch, tokens_, scales, programs_.part.groups.token_ranks()};
+}
+
 void ChunkRun::stage(const MicroBatch& batch, const LossScales& scales) {
   scales_ = scales;
-  memory_.inputs.stage(batch, tokens_, scales, programs_.part.groups.token_ranks());
+  memory_.inputs.stage(as_given(batch, scales));
+}
+
+void ChunkRun::fill_inputs(std::byte* inputs, const MicroBatch& batch,
+                           const LossScales& scales) const {
+  memory_.inputs.fill(inputs, as_given(batch, scales));
+}
+
+void ChunkRun::stage_spare(int64_t number, const LossScales& scales) {
+  scales_ = scales;
+  memory_.inputs.stage_spare(number);
 }
 
 void ChunkRun::bring() {

@@ -47,6 +47,13 @@ class ChunkRun {
   /// is needed alone.
   void stage(const MicroBatch& batch, const LossScales& scales);
   void bring();
+  /// Memory for what the next step stages as micro-batch `number` of this chunk and place, from the
+  /// time on when this step has staged its own. REQUIRES that the device is past the step before.
+  std::byte* spare_inputs(int64_t number) const { return memory_.inputs.spare_block(number); }
+  /// Writes a micro-batch there; any thread may.
+  void fill_inputs(std::byte* inputs, const MicroBatch& batch, const LossScales& scales) const;
+  /// Stages what was written there.
+  void stage_spare(int64_t number, const LossScales& scales);
   /// The decoder's hidden states that enter and leave; a chunk without the embedding is given the
   /// former.
   Tensor hidden_in(int64_t idx = 0) const { return memory_.stream(memory_.streams.hidden(idx)); }
@@ -105,6 +112,7 @@ class ChunkRun {
 
  private:
   Device& device() const { return programs_.backend.device(); }
+  BatchInputs::Given as_given(const MicroBatch& batch, const LossScales& scales) const;
   void bring_expert_biases();
   void find_unset(BoundProgram& bound);
   void begin_run(const ProgramRef& program, BoundProgram& bound, const NodeObserver& observer);

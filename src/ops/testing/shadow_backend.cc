@@ -91,6 +91,14 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
       if (num_bytes > 0) std::memcpy(reach(to), reach(const_cast<void*>(from)), num_bytes);
     });
   }
+  void copy_found(void* to, const void* const* from, int64_t num_bytes) override {
+    give([=, this] {
+      ensure(is_shared(reinterpret_cast<const std::byte*>(from)) &&
+                 is_shared(static_cast<const std::byte*>(*from)),
+             "shadow: a copy is found in memory that is not shared");
+      std::memcpy(reach(to), *from, num_bytes);
+    });
+  }
   void upload(void* to, const void* from, int64_t num_bytes) override {
     ensure(!recording_, "shadow: an upload was recorded");
     copy(to, from, num_bytes);

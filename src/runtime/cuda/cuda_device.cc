@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "core/memory.h"
+#include "core/process/stopwatch.h"
 #include "ops/cuda/check.h"
 #include "runtime/cuda/cuda_copy_lane.h"
+#include "runtime/cuda/cuda_found_copy.h"
 #include "runtime/cuda/cuda_graph.h"
 #include "runtime/cuda/cuda_pinned.h"
 
@@ -122,6 +124,10 @@ void CudaDevice::upload(void* to, const void* from, int64_t num_bytes) {
   uploads_->upload(to, from, num_bytes);
 }
 
+void CudaDevice::copy_found(void* to, const void* const* from, int64_t num_bytes) {
+  if (num_bytes > 0) launch_found_copy(to, from, num_bytes, stream_);
+}
+
 void CudaDevice::zero(void* data, int64_t num_bytes) {
   if (num_bytes > 0) check(cudaMemsetAsync(data, 0, num_bytes, stream_));
 }
@@ -153,10 +159,17 @@ void CudaDevice::ensure_done(cudaError_t status) const {
       name(), cudaGetErrorString(status));
 }
 
-void CudaDevice::wait(cudaEvent_t event) {
+void CudaDevice::wait_for(const std::function<cudaError_t()>& wait,
+                          const std::function<cudaError_t()>& query) {
   ++num_waits_;
-  ensure_done(watch_.look ? wait_watched([=] { return cudaEventQuery(event); })
-                          : cudaEventSynchronize(event));
+  const Time begin = std::chrono::steady_clock::now();
+  const cudaError_t status = watch_.look ? wait_watched(query) : wait();
+  waited_seconds_ += seconds_since(begin);
+  ensure_done(status);
+}
+
+void CudaDevice::wait(cudaEvent_t event) {
+  wait_for([=] { return cudaEventSynchronize(event); }, [=] { return cudaEventQuery(event); });
 }
 
 std::unique_ptr<DeviceEvent> CudaDevice::make_event() {
@@ -174,9 +187,8 @@ void CudaDevice::finish(cudaStream_t stream) const noexcept {
 
 void CudaDevice::synchronize() {
   ensure(!is_recording_, "{}: a wait of the host cannot be recorded", name());
-  ++num_waits_;
-  ensure_done(watch_.look ? wait_watched([this] { return cudaStreamQuery(stream_); })
-                          : cudaStreamSynchronize(stream_));
+  wait_for([this] { return cudaStreamSynchronize(stream_); },
+           [this] { return cudaStreamQuery(stream_); });
   if (!intervals_.empty() || !span_uses_.empty()) tell_intervals();
   num_marks_ = 0;
 }

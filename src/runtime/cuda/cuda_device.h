@@ -42,11 +42,13 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   static constexpr int64_t kRowsReadBehind = 256;
   void copy(void* to, const void* from, int64_t num_bytes) override;
   void upload(void* to, const void* from, int64_t num_bytes) override;
+  void copy_found(void* to, const void* const* from, int64_t num_bytes) override;
   void zero(void* data, int64_t num_bytes) override;
   void synchronize() override;
   std::unique_ptr<DeviceEvent> make_event() override;
   std::unique_ptr<CopyLane> make_copy_lane() override;
   int64_t num_waits() const override { return num_waits_; }
+  double waited_seconds() const override { return waited_seconds_; }
   /// CUDA graphs.
   bool begin_recording() override;
   Recording end_recording() override;
@@ -96,6 +98,9 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     std::function<void(Time, Time)> use;
   };
   void tell_intervals();
+  /// Calls `wait`, or where there is a watch `query` again and again, and counts both as a wait.
+  void wait_for(const std::function<cudaError_t()>& wait,
+                const std::function<cudaError_t()>& query);
   /// Until `query` answers other than cudaErrorNotReady; looks after the watch meanwhile.
   cudaError_t wait_watched(const std::function<cudaError_t()>& query) const;
   void ensure_done(cudaError_t status) const;
@@ -107,6 +112,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   std::unique_ptr<UploadRing> uploads_;
   CudaPages pages_;
   int64_t num_waits_ = 0;
+  double waited_seconds_ = 0;
   std::vector<cudaEvent_t> events_;  ///< of marks, used again after each synchronize()
   size_t num_marks_ = 0;
   std::vector<Interval> intervals_;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -313,6 +314,34 @@ TEST_F(CudaDeviceTest, SaysWhyItCouldNotRecord) {
   EXPECT_NO_THROW(device().synchronize());
 }
 
+/// A recorded copy reads from where the host says when it is done, also while it may still be asked
+/// for the one before, and whether or not bytes fill whole words.
+TEST_F(CudaDeviceTest, FindsWhatARecordedCopyIsToRead) {
+  for (const int64_t num_bytes : {4, 64, 1004, 1 << 20}) {
+    const Buffer shared(64 + 2 * num_bytes, "a test", device(), MemoryKind::kShared);
+    const Buffer to(num_bytes, "a test", device());
+    auto** const word = reinterpret_cast<std::byte**>(shared.data());
+    std::byte* const blocks = shared.data() + 64;
+    std::fill_n(blocks, num_bytes, std::byte{1});
+    std::fill_n(blocks + num_bytes, num_bytes, std::byte{2});
+    *word = blocks;
+    device().copy_found(to.data(), reinterpret_cast<const void* const*>(word), num_bytes);
+    ASSERT_TRUE(device().begin_recording());
+    device().copy_found(to.data(), reinterpret_cast<const void* const*>(word), num_bytes);
+    const Recording recording = device().end_recording();
+    ASSERT_TRUE(recording.work) << recording.why_not;
+    for (const int block : {0, 1, 0}) {
+      *word = blocks + block * num_bytes;
+      device().zero(to.data(), num_bytes);
+      recording.work->run();
+      std::vector<std::byte> found(num_bytes);
+      device().copy(found.data(), to.data(), num_bytes);
+      EXPECT_EQ(std::ranges::count(found, std::byte{static_cast<unsigned char>(block + 1)}),
+                num_bytes);
+    }
+  }
+}
+
 /// Work that takes the GPU some hundred microseconds.
 void delay(Device& device, const Buffer& buffer) {
   for (int i = 0; i < 16; ++i) device.zero(buffer.data(), buffer.num_bytes());
@@ -327,10 +356,12 @@ TEST_F(CudaDeviceTest, TheHostWaitsForAnEventAlone) {
   const auto event = device().make_event();
   EXPECT_NO_THROW(event->synchronize()) << "never recorded";
   const int64_t before = device().num_waits();
+  const double waited = device().waited_seconds();
   device().copy(given.data(), there.data(), 64);
   event->record();
   delay(device(), large);
   event->synchronize();
+  EXPECT_GT(device().waited_seconds(), waited);
   EXPECT_EQ(given.tensor(0, DType::kI32, {16}).span<int32_t>()[15], 7);
   EXPECT_EQ(device().num_waits(), before + 1);
 }

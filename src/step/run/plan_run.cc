@@ -57,9 +57,12 @@ void PlanRun::stage(const Task& task) {
   chunk_run(task).stage(host_.micro_batch(task.subject.micro_batch), host_.scales());
 }
 
-void PlanRun::stage_again(const std::vector<TaskId>& loads,
-                          const std::vector<TaskId>& publications) {
-  for (const TaskId id : loads) stage(plan_.tasks[id]);
+void PlanRun::stage_again(const std::vector<StagingTask>& loads,
+                          const std::vector<TaskId>& publications, bool from_spare) {
+  for (const auto& [id, number] : loads) {
+    const Task& task = plan_.tasks[id];
+    from_spare ? chunk_run(task).stage_spare(number, host_.scales()) : stage(task);
+  }
   for (const TaskId id : publications) {
     ChunkRun& run = chunk_run(plan_.tasks[id]);
     run.finish_again();

@@ -7,6 +7,12 @@
 
 namespace tessera {
 
+/// A task that stages a micro-batch, as which of those of its chunk and place in the step.
+struct StagingTask {
+  TaskId id;
+  int64_t number;
+};
+
 /// One run of a plan, as StepRunner's. What it started is given up with it where it does not come
 /// to its end.
 class PlanRun {
@@ -24,7 +30,9 @@ class PlanRun {
   /// Back to where the plan has begun.
   void begin_anew();
   /// The host's part of the passes and the clipping, where the device repeats its own.
-  void stage_again(const std::vector<TaskId>& loads, const std::vector<TaskId>& publications);
+  /// `from_spare`: the inputs were written to ChunkRun::spare_inputs before.
+  void stage_again(const std::vector<StagingTask>& loads, const std::vector<TaskId>& publications,
+                   bool from_spare);
   /// Behind the clipping, where the device repeats it.
   void mark_clip() { parts_.parameters.mark_clip(); }
 

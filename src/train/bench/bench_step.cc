@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/process/helper_thread.h"
 #include "core/process/stopwatch.h"
 #include "core/random.h"
 #include "step/build/place_saved.h"
@@ -69,14 +70,48 @@ double measure_mark_seconds(Device& device) {
   return median_of_sorted(seconds);
 }
 
-/// A step on given micro-batches.
-class BenchedStep final : public GivenBatches {
+/// The same micro-batches for each step, which are there; what is done with them ahead is done as
+/// in training.
+class RandomFeed final : public StepFeed {
  public:
-  BenchedStep(std::vector<MicroBatch> batches, const LossScales& scales, StepInput input)
-      : GivenBatches(std::move(batches), scales), input_(std::move(input)) {}
+  RandomFeed(std::vector<RandomTokens> batches, const LossScales& scales)
+      : tokens_(std::move(batches)), scales_(scales) {
+    for (RandomTokens& tokens : tokens_) views_.push_back(tokens.view());
+  }
+
+  void begin() {
+    thread_.wait();
+    began_with_read_ = std::exchange(has_read_, false);
+  }
+  const MicroBatch& micro_batch(int64_t idx) const { return views_.at(idx); }
+  const LossScales& scales() const { return scales_; }
+
+  void read_ahead(Use use) override {
+    has_read_ = true;
+    thread_.give([this, use = std::move(use)] { use(views_, scales_); });
+  }
+  bool began_with_read() const override { return began_with_read_; }
+
+ private:
+  std::vector<RandomTokens> tokens_;
+  std::vector<MicroBatch> views_;
+  LossScales scales_;
+  bool has_read_ = false;
+  bool began_with_read_ = false;
+  HelperThread thread_;  // last: it uses the others
+};
+
+class BenchedStep final : public StepHost {
+ public:
+  BenchedStep(RandomFeed& feed, StepInput input) : feed_(feed), input_(std::move(input)) {}
+  void begin() override { feed_.begin(); }
+  const MicroBatch& micro_batch(int64_t idx) override { return feed_.micro_batch(idx); }
+  const LossScales& scales() override { return feed_.scales(); }
+  bool share(const MicroBatchResult& /*own*/) override { return true; }
   StepInput update_input() override { return input_; }
 
  private:
+  RandomFeed& feed_;
   StepInput input_;
 };
 
@@ -94,38 +129,40 @@ class StepBench {
         choice_(choose()),
         model_(settings_.model, batch_shape(settings_), settings_.train.saved_policy(), backend_,
                layout_.part),
-        batches_(make_batches(settings_)),
         prediction_(place_and_predict()),
         state_(settings_, layout_, *world_, backend_) {
     state_.initialize(static_cast<uint64_t>(settings.run.seed));
     model_.bind(state_.parameters(), state_.experts(), state_.weights());
     plan_ = build_step(request_step(settings_, layout_, model_, state_.parameters()));
     runner_.emplace(model_, layout_.pipeline, state_.step_parameters());
-    steps_.emplace(*runner_, plan_, records_whole_steps(layout_, model_));
+    feed_.emplace(make_batches(settings_),
+                  loss_scales(settings_, settings_.train.num_micro_batches(), tokens_of_step()));
+    steps_.emplace(*runner_, plan_, records_whole_steps(layout_, model_), &*feed_);
   }
 
   /// Returns the seconds of a step. A GPU may still be updating then: of consecutive steps each has
   /// the end of the one before.
   double step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {}) {
-    const int64_t waits = backend_.device().num_waits();
+    Device& device = backend_.device();
+    const int64_t waits = device.num_waits();
+    const double waited = device.waited_seconds();
     const auto start = Clock::now();
-    std::vector<MicroBatch> micro_batches;
-    for (RandomTokens& tokens : batches_) micro_batches.push_back(tokens.view());
-    BenchedStep host(std::move(micro_batches),
-                     loss_scales(settings_, settings_.train.num_micro_batches(), tokens_of_step()),
-                     {.step_idx = step_idx_++,
-                      .lr = kLearningRate,
-                      .max_grad_norm = settings_.train.max_grad_norm,
-                      .observer = update_observer});
+    BenchedStep host(*feed_, {.step_idx = step_idx_++,
+                              .lr = kLearningRate,
+                              .max_grad_norm = settings_.train.max_grad_norm,
+                              .observer = update_observer});
     steps_->run(host, {.nodes = observer});
     if (settings_.model.moe.has_expert_bias())
       update_expert_biases(state_.experts(), settings_.model.moe.bias_update_speed);
-    num_waits_ = backend_.device().num_waits() - waits;
-    backend_.device().synchronize();
+    num_waits_ = device.num_waits() - waits;
+    host_seconds_ = seconds_since(start) - (device.waited_seconds() - waited);
+    device.synchronize();
     return seconds_since(start);
   }
 
   bool is_on_gpu() const { return !backend_.is_host(); }
+  /// Of the last step, without its waits for the GPU.
+  double host_seconds() const { return host_seconds_; }
   /// What timing an operator takes itself.
   double mark_seconds() const { return mark_seconds_; }
 
@@ -233,14 +270,15 @@ class StepBench {
   RunLayout layout_;
   std::optional<PolicyChoice> choice_;
   TrainingModel model_;
-  std::vector<RandomTokens> batches_;
   MemoryPrediction prediction_;
   ModelState state_;
   StepPlan plan_;
   std::optional<StepRunner> runner_;
   std::optional<RecordedSteps> steps_;
+  std::optional<RandomFeed> feed_;  // behind the steps, which its thread uses
   int64_t step_idx_ = 0;
   int64_t num_waits_ = 0;
+  double host_seconds_ = 0;
 };
 
 /// Times the operators of a step one by one.
@@ -303,13 +341,20 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   check_sized_model(checked, 1);
   StepBench bench(request.settings);
   for (int64_t i = 0; i < request.warmup; ++i) bench.step();
-  std::vector<double> seconds;
-  for (int64_t i = 0; i < request.steps; ++i) seconds.push_back(bench.step());
+  std::vector<double> seconds, of_host;
+  for (int64_t i = 0; i < request.steps; ++i) {
+    seconds.push_back(bench.step());
+    of_host.push_back(bench.host_seconds());
+  }
   std::ranges::sort(seconds);
+  std::ranges::sort(of_host);
   StepBenchResult result = bench.describe(seconds.front());
   result.seconds = std::move(seconds);
   if (request.steps_only) return result;
-  if (bench.is_on_gpu()) result.gpu = bench.describe_feed();
+  if (bench.is_on_gpu()) {
+    result.gpu = bench.describe_feed();
+    result.gpu->host_seconds = median_of_sorted(of_host);
+  }
   OperatorTimes operators = time_operators(bench, request.trace, request.operators);
   result.operators = operators.by_name();
   if (result.gpu) result.gpu->idle_share = operators.idle_share(bench.mark_seconds());

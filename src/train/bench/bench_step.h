@@ -48,6 +48,7 @@ struct GpuFeed {
   std::optional<LaunchCost> graphs;  ///< unset where they are switched off
   std::string why_no_graph;          ///< why some program could not be recorded; "" where all were
   int64_t num_waits = 0;             ///< of the host for the GPU in a step
+  double host_seconds = 0;           ///< of a step but for these waits, the median
   double idle_share = 0;             ///< of a step in which no operator runs
 };
 

@@ -213,6 +213,7 @@ StepRecord read_step(const LineReader& line) {
   record.learning_rate = line.number("learning_rate");
   record.clip_factor = line.optional_number("clip_factor").value_or(1.0);
   record.step_seconds = line.number("step_seconds");
+  record.host_seconds = line.optional_number("host_seconds");
   record.tokens_per_second = line.number("tokens_per_second");
   record.model_flops = line.number("model_flops");
   record.utilisation = line.optional_number("utilisation");
@@ -309,6 +310,7 @@ std::string to_json_line(const StepRecord& record) {
   line.number("learning_rate", record.learning_rate);
   line.number("clip_factor", record.clip_factor);
   line.number("step_seconds", record.step_seconds);
+  line.number("host_seconds", record.host_seconds);
   line.number("tokens_per_second", record.tokens_per_second);
   line.number("model_flops", record.model_flops);
   line.number("tflops", record.tflops());

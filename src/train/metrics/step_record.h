@@ -69,6 +69,7 @@ struct StepRecord {
   double learning_rate = 0.0;
   double clip_factor = 1.0;  ///< what the gradients were multiplied by; 1 means not clipped
   double step_seconds = 0.0;
+  std::optional<double> host_seconds;  ///< of them without waits for the GPU; empty: no GPU
   double tokens_per_second = 0.0;
   double model_flops = 0.0;           ///< of the step, forward and backward, without recomputation
   std::optional<double> utilisation;  ///< 0..1 of the measured peak of large matrix products

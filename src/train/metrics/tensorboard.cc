@@ -163,6 +163,7 @@ std::vector<Scalar> step_scalars(const StepRecord& record) {
   add("experts/balance_loss", record.balance_loss);
   add("experts/z_loss", record.z_loss);
   add("speed/utilisation", record.utilisation);
+  add("speed/host_seconds", record.host_seconds);
   add("train/saturated", record.saturated);
   if (record.memory_predicted > 0) {
     scalars.push_back({"memory/predicted_bytes", static_cast<double>(record.memory_predicted)});

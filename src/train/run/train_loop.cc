@@ -221,6 +221,8 @@ class TrainLoop {
 
   StepRecord run_step() {
     const StepTraffic::Counts sent_before = statistics_.counts();
+    const Device& device = trainer_.backend().device();
+    const double waited_before = device.waited_seconds();
     const auto start = Clock::now();
     const StepOutcome outcome =
         trace_ ? trainer_.step({.nodes = trace_->observer(), .tasks = trace_->task_observer()},
@@ -228,9 +230,11 @@ class TrainLoop {
                : trainer_.step();
     if (trace_) trace_->add("step", start, Clock::now());
     const double seconds = seconds_since(start);
+    const double waited = device.waited_seconds() - waited_before;
     traffic_.add_step(sent_before, statistics_.counts());
     update_trace();
     StepRecord record = make_record(outcome, seconds);
+    if (!device.is_host()) record.host_seconds = seconds - waited;
     keeper_.tell([&] { writer_->record(record); });
     note_zero_gradient(outcome);
     const int64_t step = trainer_.position().step;

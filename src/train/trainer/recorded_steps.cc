@@ -36,11 +36,13 @@ bool is_recordable(const Task& task) {
 
 }  // namespace
 
-RecordedSteps::RecordedSteps(const StepRunner& runner, const StepPlan& plan, bool records)
+RecordedSteps::RecordedSteps(const StepRunner& runner, const StepPlan& plan, bool records,
+                             StepFeed* feed)
     : runner_(runner),
       plan_(plan),
       backend_(runner.parts().model.programs().backend),
-      state_(records && !backend_.is_host() ? State::kNew : State::kPlain) {
+      state_(records && !backend_.is_host() ? State::kNew : State::kPlain),
+      feed_(feed) {
   split_plan();
 }
 
@@ -66,11 +68,19 @@ void RecordedSteps::split_plan() {
   for (const TaskId id : plan_.tasks.ids()) {
     const Task& task = plan_.tasks[id];
     if (id < passes_ || id >= results_) continue;
-    if (task.action == TaskAction::kLoadInputs) loads_.push_back(id);
+    if (task.action == TaskAction::kLoadInputs) loads_.push_back({id, count_before(task)});
     if (task.action == TaskAction::kPublish) publications_.push_back(id);
     if (state_ == State::kNew && !is_recordable(task))
       give_up(fmt::format("'{}' needs the host", task.name));
   }
+}
+
+/// The loads found so far that are of the task's chunk and place.
+int64_t RecordedSteps::count_before(const Task& task) const {
+  return std::ranges::count_if(loads_, [&](const StagingTask& load) {
+    const TaskSubject& other = plan_.tasks[load.id].subject;
+    return other.chunk == task.subject.chunk && other.place == task.subject.place;
+  });
 }
 
 void RecordedSteps::drop_old_recording() {
@@ -121,10 +131,41 @@ bool RecordedSteps::record(PlanRun& run) {
   return true;
 }
 
+/// What was read ahead may be another step's, or count otherwise since other ranks' tokens came in.
+void RecordedSteps::stage_again(PlanRun& run, StepHost& host) {
+  const bool from_spare =
+      feed_ != nullptr && feed_->began_with_read() && filled_scales_ == host.scales();
+  run.stage_again(loads_, publications_, from_spare);
+  if (from_spare) ++num_read_ahead_;
+}
+
+/// The spare blocks are those that the device read in the step before this one, whose clipping the
+/// host has waited for.
+void RecordedSteps::read_ahead() {
+  if (feed_ == nullptr) return;
+  struct Filling {
+    const ChunkRun& run;
+    int64_t micro_batch;
+    std::byte* inputs;
+  };
+  std::vector<Filling> fillings;
+  for (const auto& [id, number] : loads_) {
+    const TaskSubject& subject = plan_.tasks[id].subject;
+    const ChunkRun& run = runner_.parts().model.run_at({subject.chunk, subject.place});
+    fillings.push_back({run, subject.micro_batch, run.spare_inputs(number)});
+  }
+  feed_->read_ahead([this, fillings = std::move(fillings)](std::span<const MicroBatch> batches,
+                                                           const LossScales& scales) {
+    for (const Filling& filling : fillings)
+      filling.run.fill_inputs(filling.inputs, batches[filling.micro_batch], scales);
+    filled_scales_ = scales;
+  });
+}
+
 bool RecordedSteps::repeat(PlanRun& run, StepHost& host) {
   drop_old_recording();
   if (state_ == State::kRecorded) {
-    run.stage_again(loads_, publications_);
+    stage_again(run, host);
   } else if (state_ != State::kRun || !record(run)) {
     return false;
   }
@@ -137,6 +178,7 @@ bool RecordedSteps::repeat(PlanRun& run, StepHost& host) {
   RunControl& control = backend_.control();
   control.num_operators += num_operators_;
   control.num_operations += recorded_passes_->num_operations();
+  read_ahead();
   return true;
 }
 

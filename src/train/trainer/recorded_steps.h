@@ -6,6 +6,7 @@
 
 #include "step/run/plan_run.h"
 #include "step/run/step_runner.h"
+#include "train/trainer/step_feed.h"
 
 namespace tessera {
 
@@ -17,14 +18,20 @@ namespace tessera {
 /// step is two launches (RunControl::graphs): the passes with the clipping, and the updates, while
 /// which the host, which has waited for the clipping alone, prepares the next step. What the host
 /// changes from step to step lies in memory that the device reads: inputs, the learning rate, what
-/// clips. What cannot be recorded is noted once, and its programs are recorded one by one; steps
-/// with observers run plainly.
+/// clips. With a feed, the next step's inputs are read and put there beside the recorded work of
+/// this one, by the feed's thread, and this one only says which they are. What cannot be recorded
+/// is noted once, and its programs are recorded one by one; steps with observers run plainly.
 class RecordedSteps {
  public:
-  /// `records`: whether whole steps may be recorded, which takes memory with each operator.
-  RecordedSteps(const StepRunner& runner, const StepPlan& plan, bool records);
+  /// `records`: whether whole steps may be recorded, which takes memory with each operator. `feed`:
+  /// where the hosts' micro-batches come from, or null; its thread must be done, or it gone, before
+  /// this is.
+  RecordedSteps(const StepRunner& runner, const StepPlan& plan, bool records,
+                StepFeed* feed = nullptr);
 
   void run(StepHost& host, const StepObservers& observers = {});
+  /// Steps for which this thread copied no inputs.
+  int64_t num_read_ahead() const { return num_read_ahead_; }
 
  private:
   enum class State : uint8_t {
@@ -36,6 +43,7 @@ class RecordedSteps {
 
   Device& device() const { return backend_.device(); }
   void split_plan();
+  int64_t count_before(const Task& task) const;
   void drop_old_recording();
   void run_plainly(PlanRun& run, StepHost& host);
   void run_with_update(PlanRun& run, StepHost& host, TaskId begin, TaskId end) const;
@@ -44,6 +52,8 @@ class RecordedSteps {
   bool record(PlanRun& run);
   Recording record_tasks(PlanRun& run, TaskId begin, TaskId end) const;
   bool give_up(const std::string& why_not);
+  void stage_again(PlanRun& run, StepHost& host);
+  void read_ahead();
 
   const StepRunner& runner_;
   const StepPlan& plan_;
@@ -54,10 +64,14 @@ class RecordedSteps {
   TaskId updates_{};       ///< behind it, where any are
   TaskId results_{};       ///< for which the host waits
   TaskId first_update_{};  ///< the first that changes weights or state
-  std::vector<TaskId> loads_, publications_;
+  std::vector<StagingTask> loads_;
+  std::vector<TaskId> publications_;
   std::unique_ptr<RecordedWork> recorded_passes_, recorded_updates_;
   int64_t version_ = 0;        ///< of the kernels' context
   int64_t num_operators_ = 0;  ///< in the recording
+  StepFeed* feed_;
+  LossScales filled_scales_;  ///< of what the feed's thread wrote last
+  int64_t num_read_ahead_ = 0;
 };
 
 }  // namespace tessera

@@ -38,6 +38,14 @@ class StepRuns : public ::testing::Test {
       EXPECT_EQ(recording.expert_loads(), host.expert_loads());
     }
   }
+  /// Short ones of random lengths, which attention keeps apart.
+  void use_documents(Settings& settings) const {
+    settings.model.vocab_size = 320;
+    settings.data.text.clear();
+    settings.data.tokens = folder_.file("tokens");
+    settings.data.split_documents = true;
+    testing::write_tokens(settings);
+  }
   static int64_t repeated(const Trainer& trainer) {
     return trainer.backend().control().num_operations;
   }
@@ -64,6 +72,60 @@ TEST_F(StepRuns, AreRepeatedWithTheBitsOfTheHost) {
   }
 }
 
+/// The thread that runs a repeated step copies no inputs, whatever these are: documents side by
+/// side that begin elsewhere in each row, several micro-batches, shifted tokens.
+TEST_F(StepRuns, AreGivenWhatWasReadBesideTheStepBefore) {
+  for (const Packing packing : {Packing::kStream, Packing::kBestFit}) {
+    for (const int64_t micro_batch : {1, 4}) {
+      Settings settings = testing::tiny_settings(folder_);
+      use_documents(settings);
+      settings.data.packing = packing;
+      settings.model.mtp_layers = 1;
+      settings.train.micro_batch = micro_batch;
+      settings.train.steps = 9;
+      const auto host = make_trainer(settings);
+      const auto recording = make_recording(settings);
+      run(*host, *recording, 2);
+      EXPECT_EQ(recording->num_read_ahead(), 0);
+      run(*host, *recording, 7);
+      EXPECT_EQ(recording->num_read_ahead(), 7);
+      EXPECT_EQ(host->num_read_ahead(), 0);
+      expect_same_state(*host, *recording);
+    }
+  }
+}
+
+std::vector<Batch> fetch_batches(const Trainer& trainer, int64_t step) {
+  std::vector<Batch> batches(trainer.layout().num_micro_batches);
+  for (size_t i = 0; i < batches.size(); ++i)
+    trainer.data().train->fetch(step, static_cast<int64_t>(i), batches[i]);
+  return batches;
+}
+
+/// A step that is given its batches has these, though others were read for it, perhaps with as many
+/// labels; so has the step behind it its own.
+TEST_F(StepRuns, HaveTheBatchesThatTheyAreGiven) {
+  for (const bool documents : {false, true}) {
+    Settings settings = testing::tiny_settings(folder_);
+    if (documents) use_documents(settings);
+    settings.train.micro_batch = 1;
+    settings.train.steps = 20;
+    const auto host = make_trainer(settings);
+    const auto recording = make_recording(settings);
+    run(*host, *recording, 4);
+    EXPECT_EQ(recording->num_read_ahead(), 2);
+    for (const int64_t step : {100, 101}) {
+      for (Trainer* trainer : {host.get(), recording.get()})
+        trainer->give_batches(fetch_batches(*trainer, step));
+      run(*host, *recording, 1);
+    }
+    EXPECT_EQ(recording->num_read_ahead(), 2);
+    run(*host, *recording, 3);
+    EXPECT_EQ(recording->num_read_ahead(), 4);
+    expect_same_state(*host, *recording);
+  }
+}
+
 /// Validation, saving and observing come between steps that repeat.
 TEST_F(StepRuns, GiveWayToWhatComesBetween) {
   Settings settings = testing::tiny_settings(folder_);
@@ -77,6 +139,7 @@ TEST_F(StepRuns, GiveWayToWhatComesBetween) {
   run(*host, *recording, 1);
   EXPECT_EQ(recording->validate(), host->validate());
   run(*host, *recording, 2);
+  EXPECT_EQ(recording->num_read_ahead(), 1);
   EXPECT_EQ(recording->validate(), host->validate());
   int num_nodes = 0;
   std::vector<std::string> updates;
@@ -90,6 +153,7 @@ TEST_F(StepRuns, GiveWayToWhatComesBetween) {
   EXPECT_NE(std::ranges::find(updates, "adamw"), updates.end());
   EXPECT_EQ(tasks.size(), recording->plan().tasks.size());
   run(*host, *recording, 2);
+  EXPECT_EQ(recording->num_read_ahead(), 2) << "nothing is read beside an observed step";
   recording->save("");
   const auto continued = make_recording(own);
   EXPECT_EQ(continued->position().step, 6);

@@ -62,8 +62,10 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   plan_ = build_step(request);
   evaluation_ = build_evaluation(request);
   runner_ = std::make_unique<StepRunner>(*model_, layout_.pipeline, state_->step_parameters());
-  steps_ = std::make_unique<RecordedSteps>(*runner_, plan_, records_whole_steps(layout_, *model_));
-  batches_.resize(layout_.num_micro_batches);
+  feed_ = std::make_unique<BatchFeed>(settings_, data_, layout_, shape.max_sequences);
+  steps_ = std::make_unique<RecordedSteps>(*runner_, plan_, records_whole_steps(layout_, *model_),
+                                           feed_.get());
+  num_batches_ = layout_.num_micro_batches;
   double flops = model_->model_flops();
   const Tensor sum = view(std::span(&flops, 1), {1});
   layout_.world->all_reduce(sum, sum).wait();
@@ -205,24 +207,12 @@ void Trainer::give_batches(std::vector<Batch> batches) {
 /// Reads this rank's micro-batches of the step. The loss is divided by the valid tokens of all
 /// ranks' together.
 LossScales Trainer::fetch(StepOutcome& outcome) {
-  std::array<int64_t, 2> counts = {0, 0};  // valid labels, and those of multi-token prediction
-  const std::vector<Batch> given = std::exchange(given_, {});
-  ensure(!given.empty() || data_.train != nullptr, "a step without data was given no batches");
-  if (!given.empty()) batches_.resize(given.size());
-  for (size_t i = 0; i < batches_.size(); ++i) {
-    if (given.empty()) {
-      data_.train->fetch(position_.step, layout_.micro_batch(static_cast<int64_t>(i)), batches_[i]);
-    } else {
-      batches_[i] = given[i];
-    }
-    pad_sequences(batches_[i], model_->batch_shape().max_sequences);
-    counts[0] += batches_[i].num_valid;
-    counts[1] += count_mtp_labels(view_batch(batches_[i]), settings_.model.mtp_layers);
-    outcome.num_tokens += std::ssize(batches_[i].tokens);
-  }
+  const StepBatches& step = feed_->begin(position_.step, std::exchange(given_, {}));
+  num_batches_ = std::ssize(step.batches);
+  std::array<int64_t, 2> counts = {step.num_valid, step.num_mtp_labels};
   const Tensor sum = view(std::span<int64_t>(counts), {std::ssize(counts)});
   layout_.part.groups.dp->all_reduce(sum, sum).wait();
-  outcome.num_tokens *= layout_.data_ranks();
+  outcome.num_tokens = step.num_tokens * layout_.data_ranks();
   outcome.mtp_labels = counts[1];
   return loss_scales(settings_, num_batches_of_all(), counts[0]);
 }
@@ -292,15 +282,10 @@ class Trainer::Step final : public StepHost {
  public:
   Step(Trainer& trainer, const UpdateObserver& observer) : trainer_(trainer), observer_(observer) {}
 
-  void begin() override {
-    scales_ = trainer_.fetch(outcome_);
-    for (Batch& batch : trainer_.batches_) {
-      const int64_t number = trainer_.layout_.micro_batch(std::ssize(micro_batches_));
-      const RouterNoise noise = router_noise(trainer_.settings_, trainer_.position_.step, number);
-      micro_batches_.push_back(view_batch(batch, noise));
-    }
+  void begin() override { scales_ = trainer_.fetch(outcome_); }
+  const MicroBatch& micro_batch(int64_t idx) override {
+    return trainer_.feed_->current().views.at(idx);
   }
-  const MicroBatch& micro_batch(int64_t idx) override { return micro_batches_.at(idx); }
   const LossScales& scales() override { return scales_; }
 
   bool share(const MicroBatchResult& own) override {
@@ -345,7 +330,6 @@ class Trainer::Step final : public StepHost {
  private:
   Trainer& trainer_;
   const UpdateObserver& observer_;
-  std::vector<MicroBatch> micro_batches_;
   LossScales scales_;
   StepOutcome outcome_;
 };

@@ -15,6 +15,7 @@
 #include "train/setup/settings.h"
 #include "train/setup/training_data.h"
 #include "train/state/checkpointing.h"
+#include "train/trainer/batch_feed.h"
 #include "train/trainer/check_model.h"
 #include "train/trainer/peer_copies.h"
 #include "train/trainer/recorded_steps.h"
@@ -78,7 +79,7 @@ class Trainer {
   ModelState& state() { return *state_; }
   const TrainingModel& model() const { return *model_; }
   /// Model FLOPs of the last optimizer step, or of the first, all ranks together.
-  double step_flops() const { return batch_flops_ * static_cast<double>(std::ssize(batches_)); }
+  double step_flops() const { return batch_flops_ * static_cast<double>(num_batches_); }
 
   /// Continues from a checkpoint where the settings ask for it.
   std::optional<ResumedRun> resume(const std::string& config_toml);
@@ -97,6 +98,8 @@ class Trainer {
   int64_t fewest_batches() const;
   /// What this rank does in each step.
   const StepPlan& plan() const { return plan_; }
+  /// Steps whose micro-batches had been read and left for the GPU before they began.
+  int64_t num_read_ahead() const { return steps_->num_read_ahead(); }
   /// Mean validation loss, or NaN where no data is held out.
   double validate();
   SaveResult save(const std::string& config_toml) {
@@ -145,7 +148,7 @@ class Trainer {
   LossScales fetch(StepOutcome& outcome);
   FewerBatches& plan_fewer(int64_t num_micro_batches);
   /// The step's micro-batches, all ranks' together.
-  int64_t num_batches_of_all() const { return std::ssize(batches_) * layout_.data_ranks(); }
+  int64_t num_batches_of_all() const { return num_batches_ * layout_.data_ranks(); }
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
   void clip_heads(std::vector<float> max_logits, StepOutcome& outcome);
@@ -173,7 +176,8 @@ class Trainer {
   std::map<int64_t, std::unique_ptr<FewerBatches>> fewer_;
   RunPosition position_;
   std::vector<std::string> initial_notes_;
-  std::vector<Batch> batches_;
+  std::unique_ptr<BatchFeed> feed_;  // behind the steps, of which its thread uses `steps_`
+  int64_t num_batches_ = 0;          // of the step
   std::vector<Batch> given_;         // of the next step; empty: those of the data
   std::vector<LayerTally> tallies_;  // of the step, all ranks'
   DataIdentity data_identity_;       // rank 0's has the fingerprint

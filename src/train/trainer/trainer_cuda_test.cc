@@ -371,6 +371,7 @@ TEST_F(GpuRuns, WaitOnceAStep) {
   const int64_t before = trainer->backend().device().num_waits();
   run_steps(*trainer, 3);
   EXPECT_EQ(trainer->backend().device().num_waits() - before, 3);
+  EXPECT_EQ(trainer->num_read_ahead(), 3);
 }
 
 /// What cannot fit is refused before anything of it is taken, and the GPU stays usable.
@@ -457,6 +458,8 @@ TEST_F(GpuRuns, BenchTimesSteps) {
   EXPECT_GT(result.matrix_peak, 1e12);
   ASSERT_TRUE(result.gpu);
   EXPECT_EQ(result.gpu->num_waits, 1);
+  EXPECT_GT(result.gpu->host_seconds, 0);
+  EXPECT_LT(result.gpu->host_seconds, result.seconds.back());
   EXPECT_GT(result.gpu->one_by_one.num_operators, 100);
   EXPECT_EQ(result.gpu->one_by_one.num_operations, 0);
   ASSERT_TRUE(result.gpu->graphs);
