@@ -93,5 +93,9 @@ OperatorPtr make_index_topk_cached(const IndexSpec& spec);
 OperatorPtr make_index_topk_paged(const IndexSpec& spec);
 
 void add_index_topk_cpu(KernelTable& table);
+/// The kernels for GPUs find out on the GPU what the CPU's refuse of caches, and end the program's
+/// work there; packed sequences are cut to the tokens there are. Scores that are all but equal on
+/// the CPU may be in another order.
+void add_index_topk_cuda(KernelTable& table);
 
 }  // namespace tessera

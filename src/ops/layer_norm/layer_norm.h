@@ -28,5 +28,6 @@ class LayerNorm final : public Operator {
 
 OperatorPtr make_layer_norm(double eps);
 void add_layer_norm_cpu(KernelTable& table);
+void add_layer_norm_cuda(KernelTable& table);
 
 }  // namespace tessera

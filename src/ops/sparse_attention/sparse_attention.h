@@ -48,5 +48,8 @@ class SparseAttentionBackward final : public AttentionOperator {
 OperatorPtr make_sparse_attention(const AttentionSpec& spec);
 
 void add_sparse_attention_cpu(KernelTable& table);
+/// Plain kernels, a warp for each head of a token, or of a key: right, and slower than attention to
+/// all keys where these are few.
+void add_sparse_attention_cuda(KernelTable& table);
 
 }  // namespace tessera
