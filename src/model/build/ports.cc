@@ -212,8 +212,10 @@ bool not_in_embedding(const Context& c) {
 bool in_body(const Context& c) {
   return in_layers(c) || in_embedding(c);
 }
+/// Where tokens see some keys alone, logits are not measured.
 bool in_clipped(const Context& c) {
-  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0;
+  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 &&
+         !chooses_keys(c.config, c.shape, c.cache);
 }
 bool in_moe(const Context& c) {
   return in_layers(c) && c.kind.moe;
