@@ -25,7 +25,7 @@ struct IndexSpec {
 /// Inputs q A [T, H·D], weights A [T, H], k A [R, D] and what says where the keys are; output I32
 /// [T, K], rows of k in the order of their positions, then -1 where a token sees fewer. A is F32 or
 /// BF16; scores are F32, summed in an order that no other token changes. The choice has no
-/// gradient, and is kept, not made again: training rests on it.
+/// gradient, and is kept for the backward pass, which depends on it.
 class IndexTopkOperator : public Operator {
  public:
   enum Input : int { kQ, kWeights, kKeys, kFirstBound };
