@@ -3,9 +3,11 @@
 #include "ops/attention/attention_operands.h"
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/gated_delta/gated_delta.h"
+#include "ops/index_topk/index_topk.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/short_conv/short_conv.h"
+#include "ops/sparse_attention/sparse_attention.h"
 #include "ops/ssd_scan/ssd_scan.h"
 #include "sharding/rule_table.h"
 
@@ -51,6 +53,13 @@ ShardStatesOf follow_sequences(const AxisCall& call, int bounds, std::string_vie
   return follow(call, rule, inputs);
 }
 
+/// What is chosen is for the tokens that the queries are of, and the same for all heads.
+void check_choice(const ShardState& q, const ShardState& chosen) {
+  const bool by_token = q == ShardState::sharded(0);
+  if (chosen != (by_token ? q : ShardState::replicated()))
+    fault("what is chosen is not for the tokens of the queries");
+}
+
 /// The sinks that a rank reads of them all are those of its own heads.
 bool takes_own_sinks(const AxisCall& call, const AttentionSinkSpec& spec, const ShardState& o,
                      const ShardState& sinks) {
@@ -84,6 +93,28 @@ ShardStatesOf attention_backward(const AxisCall& call) {
   // Each rank's queries have their part in the gradient of keys that several ranks share.
   const ShardState of_keys = k == q ? k : ShardState::partial();
   return {{q, of_keys, of_keys}};
+}
+
+/// Rows of keys are numbered as a rank has them, so that it chooses among whole sequences.
+ShardStatesOf index_topk(const AxisCall& call) {
+  return follow_sequences(call, IndexTopk::kCuSeqlens, "q:tH w:tN k:tD -> c:tK");
+}
+
+ShardStatesOf sparse_attention(const AxisCall& call) {
+  using Op = SparseAttention;
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
+  const ShardState& q = call.inputs[Op::kQ];
+  check_queries(call, q);
+  check_keys(call, q, call.inputs[Op::kK], call.inputs[Op::kV]);
+  check_choice(q, call.inputs[Op::kChosen]);
+  return {{q, q.is_cut() ? ShardState::sharded(1 - q.dim) : q}};
+}
+
+ShardStatesOf sparse_attention_backward(const AxisCall& call) {
+  using Op = SparseAttentionBackward;
+  if (factoring_of(call.axis) == Factoring::kDense)
+    check_choice(call.inputs[Op::kQ], call.inputs[Op::kChosen]);
+  return attention_backward(call);
 }
 
 /// Each rank has the largest of its own queries' logits: those of some heads, or of some tokens,

@@ -6,11 +6,13 @@
 #include <set>
 
 #include "comm/planned_world.h"
+#include "ops/index_topk/index_topk.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/rmsnorm/rmsnorm.h"
+#include "ops/sparse_attention/sparse_attention.h"
 
 namespace tessera {
 namespace {
@@ -31,7 +33,7 @@ const std::set<std::string_view> kElsewhere = {
     "round_to_bf16",   "scale_rows",         "stash_pages",
     "sum_bf16_parts",  "sum_of_squares",     "latent_keys",
     "latent_outputs",  "latent_queries",     "quantize_blocks",
-    "softcap"};
+    "softcap",         "index_topk_cached",  "index_topk_paged"};
 
 TEST(OperatorRules, EveryOperatorOfLayersHasOne) {
   for (const auto& [name, kernel] : make_cpu_kernels()) {
@@ -65,6 +67,33 @@ TEST_F(Rules, LossesOfWholeVocabulariesRefuseParts) {
         infer(make_linear_cross_entropy(), {kSame, ShardState::sharded(0), kSame, kSame}, types);
       },
       ThrowsMessage<ShardFault>(HasSubstr("the whole of a dim is needed")));
+}
+
+/// A rank that has some of a sequence's tokens would choose among these alone, and heads attend to
+/// one choice.
+TEST_F(Rules, ChoicesOfKeysAreOfWholeSequences) {
+  const IndexSpec index = {.num_heads = 2, .head_size = 4, .top_k = 3};
+  const std::vector<ValueType> scored = {
+      {DType::kF32, {6, 8}}, {DType::kF32, {6, 2}}, {DType::kF32, {6, 4}}, {DType::kI32, {2}}};
+  const ShardState own = ShardState::sharded(0);
+  EXPECT_THAT(infer(make_index_topk(index), {kSame, kSame, kSame, kSame}, scored).value(),
+              ElementsAre(kSame));
+  EXPECT_THAT(
+      [&] {
+        infer(make_index_topk(index), {own, own, own, kSame}, scored);
+      },
+      ThrowsMessage<ShardFault>(HasSubstr("other ranks have of their sequence")));
+  const AttentionSpec heads = {.num_heads = 2, .num_kv_heads = 2, .head_size = 4};
+  const std::vector<ValueType> attended = {
+      {DType::kF32, {6, 8}}, {DType::kF32, {6, 8}}, {DType::kF32, {6, 8}}, {DType::kI32, {6, 3}}};
+  const ShardState part = ShardState::sharded(1);
+  EXPECT_THAT(infer(make_sparse_attention(heads), {part, part, part, kSame}, attended).value(),
+              ElementsAre(part, own));
+  EXPECT_THAT(
+      [&] {
+        infer(make_sparse_attention(heads), {part, part, part, own}, attended);
+      },
+      ThrowsMessage<ShardFault>(HasSubstr("not for the tokens of the queries")));
 }
 
 /// A loss that each rank divides by its own number of tokens is no part of one loss (findings 3 and

@@ -53,6 +53,9 @@ ShardStatesOf block_sparse_product(const AxisCall& call);
 ShardStatesOf attention(const AxisCall& call);
 ShardStatesOf attention_backward(const AxisCall& call);
 ShardStatesOf max_logits(const AxisCall& call);
+ShardStatesOf index_topk(const AxisCall& call);
+ShardStatesOf sparse_attention(const AxisCall& call);
+ShardStatesOf sparse_attention_backward(const AxisCall& call);
 ShardStatesOf attention_sink(const AxisCall& call);
 ShardStatesOf attention_sink_backward(const AxisCall& call);
 

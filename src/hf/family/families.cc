@@ -206,6 +206,52 @@ constexpr Family kGlm4MoeLite = {
     .predictions = PredictionNames::kBehindLayers,
 };
 
+/// DeepSeek-V3's layout with an indexer in every layer.
+constexpr Family kDeepseekV32 = {
+    .model_type = "deepseek_v32",
+    .architecture = "DeepseekV32ForCausalLM",
+    .defaults = R"({"vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+        "max_position_embeddings": 163840, "rms_norm_eps": 1e-6, "attention_bias": false,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "index_topk": 2048, "index_head_dim": 128,
+        "index_n_heads": 64, "layer_types": null, "mlp_layer_types": null,
+        "first_k_dense_replace": 3, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+        "norm_topk_prob": true, "routed_scaling_factor": 2.5})",
+    .fixed = R"({"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1,
+        "rope_interleave": true, "indexer_rope_interleave": false, "output_router_logits": false})",
+    .attention = AttentionKind::kLatent,
+    .interleaved = true,
+    .output_bias = true,
+    .router = RouterRule::kBiasedSigmoid,
+    .predictions = PredictionNames::kBehindLayers,
+};
+
+/// The same with an indexer of neighbouring pairs, which some layers may lack in files.
+constexpr Family kGlmMoeDsa = {
+    .model_type = "glm_moe_dsa",
+    .architecture = "GlmMoeDsaForCausalLM",
+    .defaults = R"({"vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,
+        "num_hidden_layers": 78, "num_attention_heads": 64, "num_key_value_heads": 64,
+        "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "attention_bias": false,
+        "q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64, "v_head_dim": 256, "index_topk": 2048, "index_head_dim": 128,
+        "index_n_heads": 32, "indexer_types": null, "index_topk_freq": 1,
+        "index_skip_topk_offset": 2, "index_topk_pattern": null, "layer_types": null,
+        "mlp_layer_types": null, "first_k_dense_replace": 3, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 1,
+        "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 2.5})",
+    .fixed = R"({"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1,
+        "rope_interleave": true, "indexer_rope_interleave": true, "output_router_logits": false})",
+    .attention = AttentionKind::kLatent,
+    .interleaved = true,
+    .interleaved_indexer = true,
+    .output_bias = true,
+    .router = RouterRule::kBiasedSigmoid,
+    .predictions = PredictionNames::kBehindLayers,
+};
+
 constexpr Family kDots1 = {
     .model_type = "dots1",
     .architecture = "Dots1ForCausalLM",
@@ -370,10 +416,10 @@ constexpr Family kGraniteMoeShared = {
 };
 
 constexpr std::array kFamilies = {
-    kLlama,     kMistral,          kQwen2,       kQwen3,        kMixtral,    kQwen3Moe,
-    kOlmoe,     kQwen2Moe,         kDeepseekV2,  kDeepseekV3,   kGlm4Moe,    kGptOss,
-    kDots1,     kMinimaxM2,        kErnie45Moe,  kHunyuanV1Moe, kGraniteMoe, kHyV3,
-    kSolarOpen, kGraniteMoeShared, kGlm4MoeLite, make_kimi_k2()};
+    kLlama,     kMistral,          kQwen2,       kQwen3,         kMixtral,     kQwen3Moe,
+    kOlmoe,     kQwen2Moe,         kDeepseekV2,  kDeepseekV3,    kGlm4Moe,     kGptOss,
+    kDots1,     kMinimaxM2,        kErnie45Moe,  kHunyuanV1Moe,  kGraniteMoe,  kHyV3,
+    kSolarOpen, kGraniteMoeShared, kGlm4MoeLite, make_kimi_k2(), kDeepseekV32, kGlmMoeDsa};
 
 }  // namespace
 

@@ -101,7 +101,8 @@ struct Family {
   /// A JSON object from names that only this family has to those by which it is read.
   std::string_view renamed = "{}";
   AttentionKind attention = AttentionKind::kStandard;
-  bool interleaved = false;  ///< rotary pairs are neighbours
+  bool interleaved = false;          ///< rotary pairs are neighbours
+  bool interleaved_indexer = false;  ///< and those of an indexer, where `index_topk` says of one
   QkNorm qk_norm = QkNorm::kNone;
   bool norm_after_rotation = false;
   bool qkv_bias = false;     ///< biases in any case, not by `attention_bias` or `qkv_bias`

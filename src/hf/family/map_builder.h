@@ -75,6 +75,7 @@ class MapBuilder {
   /// One projection makes the gate, x, B, C and the steps, one convolution follows x, B and C.
   void add_mamba(const std::string& hf);
   void add_latent_attention();
+  void add_index();
   /// One projection makes B, C and x.
   void add_conv(const std::string& hf);
   /// One tensor of Hugging Face: the projection into the latent, then that to the rotated key.

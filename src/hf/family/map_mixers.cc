@@ -141,6 +141,19 @@ void MapBuilder::add_latent_attention() {
   add_projection("self_attn.kv_b_proj", "attn.kv_up",
                  {heads * (latent.nope_size + latent.value_size), latent.kv_rank}, false);
   add_output_projection();
+  if (model_.index.is_on()) add_index();
+}
+
+void MapBuilder::add_index() {
+  const IndexConfig& index = model_.index;
+  const std::string hf = hf_ + "self_attn.indexer.";
+  const int64_t hidden = model_.hidden_size;
+  const Shape queries = {index.num_heads * index.head_size, model_.latent.query_rank};
+  link(hf + "wq_b.weight", queries, own_ + "index.q.weight");
+  link(hf + "wk.weight", {index.head_size, hidden}, own_ + "index.k.weight");
+  link_vector(hf + "k_norm.weight", index.head_size, own_ + "index.k_norm.weight");
+  link_vector(hf + "k_norm.bias", index.head_size, own_ + "index.k_norm.bias");
+  link(hf + "weights_proj.weight", {index.num_heads, hidden}, own_ + "index.weights.weight");
 }
 
 void MapBuilder::add_kv_down() {

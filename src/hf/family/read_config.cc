@@ -6,6 +6,7 @@
 #include "hf/family/config_json.h"
 #include "hf/family/gemma_json.h"
 #include "hf/family/hf_config.h"
+#include "hf/family/index_json.h"
 #include "hf/family/mamba_json.h"
 #include "hf/family/moe_json.h"
 #include "hf/family/rope_json.h"
@@ -228,6 +229,7 @@ ImportedConfig parse_hf_config(std::string_view given, const std::string& where)
   } else {
     read_heads(config, model);
   }
+  read_index(config, model);
   read_biases(config, model);
   read_windows(config, model);
   read_window_heads(config, model);

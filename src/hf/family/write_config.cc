@@ -10,6 +10,7 @@
 #include "hf/family/config_json.h"
 #include "hf/family/gemma_json.h"
 #include "hf/family/hf_config.h"
+#include "hf/family/index_json.h"
 #include "hf/family/mamba_json.h"
 #include "hf/family/rope_json.h"
 
@@ -382,6 +383,7 @@ ModelConfig plain_model(const ModelConfig& model) {
   plain_windows(plain);
   plain_queries(plain);
   if (!model.is_latent()) plain.latent = {};
+  if (!model.index.is_on()) plain.index = {};
   plain.delta_layers.clear();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (model.is_delta_layer(layer)) plain.delta_layers.push_back(layer);
@@ -422,6 +424,7 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   if (family.is_moe()) write_moe(config, model);
   write_mamba(family, model, config.values());
   write_gemma(family, model, config.values());
+  write_index(model, config.values());
   return config.text();
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model/build/attention_inputs.h"
+#include "model/build/index_blocks.h"
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/cache_append/cache_append.h"
@@ -14,6 +15,7 @@
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/sparse_attention/sparse_attention.h"
 
 namespace tessera {
 namespace {
@@ -114,8 +116,19 @@ ValueId attend_sinks(LayerBuilder& builder, const AttentionShare& share,
       {out[attention::kO], out[attention::kLse], sinks}, "attn_with_sinks");
 }
 
+/// Attends to what an indexer chose of keys and values: packed ones, or all that caches have.
+ValueId attend_chosen(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x,
+                      ValueId keys, ValueId values) {
+  const auto attended = builder.program().add(make_sparse_attention(attention_spec(builder, share)),
+                                              {x.q, keys, values, build_choice(builder, x.index)},
+                                              {"attn_out", "attn_lse"});
+  if (!builder.config.attention_sinks) return attended[attention::kO];
+  return attend_sinks(builder, share, attended, share.num_heads, 0);
+}
+
 /// Attends to the keys and values of the packed sequences of the whole micro-batch.
 ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
+  if (x.index.choose()) return attend_chosen(builder, share, x, x.k, x.v);
   Program& program = builder.program();
   const StageGroups& groups = builder.groups;
   const BatchShape& shape = builder.shape;
@@ -149,6 +162,7 @@ ValueId attend_cached(LayerBuilder& builder, const AttentionShare& share, const 
   const ValueId values = builder.port(Port::kValueCache);
   program.add(make_cache_append(capacity), {x.k, start}, {}, {keys});
   program.add(make_cache_append(capacity), {x.v, start}, {}, {values});
+  if (x.index.choose()) return attend_chosen(builder, share, x, keys, values);
   const bool sinks = builder.config.attention_sinks;
   const auto op = make_attention_cached(attention_spec(builder, share), sinks);
   const std::vector<ValueId> inputs = {x.q, keys, values, length};
@@ -166,6 +180,7 @@ ValueId attend_paged(LayerBuilder& builder, const AttentionShare& share, const Q
   const int64_t capacity = builder.cache->num_pages * kPageTokens;
   program.add(make_page_write(capacity), {x.k, rows}, {}, {keys});
   program.add(make_page_write(capacity), {x.v, rows}, {}, {values});
+  if (x.index.choose()) return attend_chosen(builder, share, x, keys, values);
   const std::vector<ValueId> inputs = {x.q,
                                        keys,
                                        values,

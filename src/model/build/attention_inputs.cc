@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/build/index_blocks.h"
 #include "model/config/rotary.h"
 #include "ops/collective/collective.h"
 #include "ops/latent_heads/latent_heads.h"
@@ -218,8 +219,15 @@ QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share,
   return result;
 }
 
-/// The queries of latent attention, through a latent of their own where there is one.
-ValueId build_latent_queries(LayerBuilder& builder, const AttentionShare& share, ValueId normed) {
+/// The queries of latent attention, through a latent of their own where there is one, and what an
+/// indexer makes of that.
+struct IndexedQueries {
+  ValueId q;
+  IndexValues index = {};
+};
+
+IndexedQueries build_latent_queries(LayerBuilder& builder, const AttentionShare& share,
+                                    ValueId normed, const RotarySpec& rotary) {
   const ModelConfig& config = builder.config;
   const LatentConfig& latent = config.latent;
   const int64_t width = config.num_heads * config.head_dim();
@@ -227,15 +235,18 @@ ValueId build_latent_queries(LayerBuilder& builder, const AttentionShare& share,
     return share.by_heads ? builder.gather_tokens(x, name) : x;
   };
   if (latent.query_rank == 0) {
-    return build_head_linear(builder, share, "attn.q", gathered(normed, "attn_in"), true, width,
-                             false, "q");
+    return {build_head_linear(builder, share, "attn.q", gathered(normed, "attn_in"), true, width,
+                              false, "q")};
   }
   const ValueId down =
       builder.linear("attn.q_down", normed, latent.query_rank, config.qkv_bias, "q_latent");
   const ValueId latent_normed =
       builder.norm("attn.q_latent_norm", down, latent.query_rank, latent.norm_eps);
-  return build_head_linear(builder, share, "attn.q_up",
-                           gathered(latent_normed, "q_latent_gathered"), true, width, false, "q");
+  const ValueId of_all = gathered(latent_normed, "q_latent_gathered");
+  IndexedQueries queries{
+      build_head_linear(builder, share, "attn.q_up", of_all, true, width, false, "q")};
+  if (config.index.is_on()) queries.index = build_index(builder, share, normed, of_all, rotary);
+  return queries;
 }
 
 /// Queries of latents, and latents as the keys and values of all heads.
@@ -277,17 +288,21 @@ QueryKeyValue build_latent(LayerBuilder& builder, const AttentionShare& share, V
   RotarySpec of_shared = rotary;
   of_shared.head_size = latent.rope_size;
   rotary.offset = latent.nope_size;
-  const ValueId q = build_rotation(builder, build_latent_queries(builder, share, normed), rotary,
-                                   share.num_heads, "q_rotated");
+  const IndexedQueries queries = build_latent_queries(builder, share, normed, rotary);
+  const ValueId q = build_rotation(builder, queries.q, rotary, share.num_heads, "q_rotated");
   const ValueId k =
       build_rotation(builder, gathered(shared, "k_shared_gathered"), of_shared, 1, "k_rotated");
-  if (cached) return cache_of_latents(builder, share, q, latent_normed, k);
+  if (cached) {
+    QueryKeyValue of_latents = cache_of_latents(builder, share, q, latent_normed, k);
+    of_latents.index = queries.index;
+    return of_latents;
+  }
   const auto joined = builder.program().add(make_latent_heads({.num_heads = share.num_heads,
                                                                .nope_size = latent.nope_size,
                                                                .rope_size = latent.rope_size,
                                                                .value_size = latent.value_size}),
                                             {kv, k}, {"k", "v"});
-  return {q, joined[0], joined[1]};
+  return {.q = q, .k = joined[0], .v = joined[1], .index = queries.index};
 }
 
 }  // namespace

@@ -5,13 +5,23 @@
 
 namespace tessera {
 
+/// What an indexer's scores are made of: q A [T, H·D], rotated; weights A [T, H]; k A [T, D],
+/// rotated.
+struct IndexValues {
+  ValueId q = -1;
+  ValueId weights = -1;
+  ValueId k = -1;
+  bool choose() const { return q.is_set(); }
+};
+
 /// What attention works on: q A [T, N·D], k A [T, Nkv·D], v A [T, Nkv·Dv], rotated; and a gate.
 struct QueryKeyValue {
   ValueId q = -1;
   ValueId k = -1;
   ValueId v = -1;
-  ValueId gate = -1;  ///< logits [T, N·Dv] of what attention's output is multiplied by
-  ValueId up = -1;    ///< the weight that makes values of latents, where k and v are latents
+  ValueId gate = -1;       ///< logits [T, N·Dv] of what attention's output is multiplied by
+  IndexValues index = {};  ///< where not all keys are seen
+  ValueId up = -1;         ///< the weight that makes values of latents, where k and v are latents
 };
 
 /// How the heads and tokens of attention are shared.

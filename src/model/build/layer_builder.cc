@@ -175,6 +175,19 @@ void check_states(const ModelConfig& config, const StageGroups& groups) {
                   "model.hidden_size, whose channels the layers of model.conv_layers convolve,");
 }
 
+/// An indexer chooses among whole sequences.
+void check_index(const ModelConfig& config, const StageGroups& groups) {
+  if (!config.index.is_on()) return;
+  const int64_t tp = groups.tp->size();
+  require(groups.token_ranks() == tp,
+          "parallel.cp is {}, but an indexer (index.top_k) chooses among the keys of whole "
+          "sequences; set parallel.cp to 1",
+          groups.token_ranks() / tp);
+  require(tp == 1 || !groups.policy.replicated_attention,
+          "parallel.attention spreads sequences over the ranks of parallel.tp, but an indexer "
+          "(index.top_k) chooses among the keys of whole sequences; spread heads instead");
+}
+
 void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
   const int64_t parts = groups.heads->size();
   if (parts == 1) return;
@@ -240,6 +253,7 @@ void check_shares(const ModelConfig& config, const BatchShape& shape, const Stag
   share_tokens(shape, groups);
   check_tensor_parallel(config, groups);
   check_states(config, groups);
+  check_index(config, groups);
   check_head_exchange(config, groups);
   check_head_exchange(config.of_layer({.window = true}), groups);
   check_expert_shares(config, groups);

@@ -58,6 +58,11 @@ struct LayerBuilder {
     placement.frozen = true;
     return add_weight(name, DType::kF32, std::move(placement));
   }
+  /// A matrix likewise, of the model's storage type.
+  ValueId constant_matrix(const std::string& name, WeightPlacement placement) {
+    placement.frozen = true;
+    return add_weight(name, shape.dtype, std::move(placement));
+  }
   /// A matrix of an adapter: the only weights that are trained where there are any.
   ValueId adapter(const std::string& name, WeightPlacement placement) {
     placement.matrix_rows = {placement.slice.global[0]};

@@ -100,6 +100,9 @@ ValueType page_table_type(const Context& c) {
 ValueType key_cache_type(const Context& c) {
   return cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).keys);
 }
+ValueType index_cache_type(const Context& c) {
+  return cache_type(c, c.config.index.head_size);
+}
 ValueType value_cache_type(const Context& c) {
   return cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).values);
 }
@@ -151,6 +154,9 @@ bool in_cached(const Context& c) {
 }
 bool in_cached_attention(const Context& c) {
   return in_cached(c) && in_attention(c);
+}
+bool in_indexed_cache(const Context& c) {
+  return in_cached_attention(c) && chooses_keys(c.config, c.shape, c.cache);
 }
 bool in_cached_delta(const Context& c) {
   return in_cached(c) && c.kind.delta;
@@ -206,8 +212,10 @@ bool not_in_embedding(const Context& c) {
 bool in_body(const Context& c) {
   return in_layers(c) || in_embedding(c);
 }
+/// Where tokens see some keys alone, logits are not measured.
 bool in_clipped(const Context& c) {
-  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0;
+  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 &&
+         !chooses_keys(c.config, c.shape, c.cache);
 }
 bool in_moe(const Context& c) {
   return in_layers(c) && c.kind.moe;
@@ -306,6 +314,8 @@ constexpr PortRule kRules[] = {
      in_cached_attention},
     {Port::kValueCache, "value_cache", kInPlace, "values of all tokens so far", value_cache_type,
      in_cached_attention},
+    {Port::kIndexCache, "index_cache", kInPlace, "the indexer's keys of all tokens so far",
+     index_cache_type, in_indexed_cache},
     {Port::kCacheRows, "cache_rows", kIn, "of the tokens given now, in the pages", batch_ids,
      in_paged},
     {Port::kPageTable, "page_table", kIn, "pages of each sequence", page_table_type, in_paged},
@@ -410,6 +420,13 @@ CacheWidths cache_widths(const ModelConfig& config, const BatchShape& shape,
   if (caches_latents(config, shape, cache))
     return {config.latent.kv_rank + config.latent.rope_size, config.latent.kv_rank};
   return {config.kv_heads() * config.head_dim(), config.kv_heads() * config.value_dim()};
+}
+
+bool chooses_keys(const ModelConfig& config, const BatchShape& shape,
+                  const std::optional<CacheShape>& cache) {
+  if (!config.index.is_on()) return false;
+  const int64_t in_batch = shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
+  return (cache ? cache->capacity : in_batch) > config.index.top_k;
 }
 
 bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {

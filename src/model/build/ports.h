@@ -19,7 +19,7 @@ namespace tessera {
 struct BatchShape {
   int64_t num_tokens = 0;       ///< T, all sequences together
   int64_t max_sequences = 1;    ///< bound of the packed sequences; cu_seqlens has one more entry
-  int64_t sequence_length = 0;  ///< typical length, for the cost of attention; 0: T
+  int64_t sequence_length = 0;  ///< that none is longer than, for what depends on it; 0: T
   DType dtype = DType::kF32;
   ProductPrecision products = {};
   /// Where positive, layers measure the largest attention logits, exactly those above it (QkClip).
@@ -110,6 +110,7 @@ enum class Port : uint8_t {
   kCacheLength,
   kKeyCache,
   kValueCache,
+  kIndexCache,
   kCacheRows,
   kPageTable,
   kCacheSlots,
@@ -214,6 +215,9 @@ bool spreads_balance(const ModelConfig& config, const StageGroups& groups);
 inline bool sees_chunks(const ModelConfig& config, LayerKind kind) {
   return kind.window && config.has_chunks();
 }
+/// Whether attention is to keys that an indexer chooses: some sequence may have more than it would.
+bool chooses_keys(const ModelConfig& config, const BatchShape& shape,
+                  const std::optional<CacheShape>& cache);
 /// Whether what routers read is jittered.
 inline bool jitters(const MoeConfig& moe, const BatchShape& shape) {
   return moe.num_experts > 0 && moe.router_jitter > 0 && shape.trains;

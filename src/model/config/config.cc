@@ -11,6 +11,7 @@
 #include "model/config/attention_options.h"
 #include "model/config/conv_options.h"
 #include "model/config/delta_options.h"
+#include "model/config/index_options.h"
 #include "model/config/limits.h"
 #include "model/config/mamba_options.h"
 #include "model/config/rope_options.h"
@@ -422,6 +423,7 @@ void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_rope_options(schema, config.rope, "rope");
   add_rope_options(schema, config.window_rope, "window_rope");
   add_latent_options(schema, config.latent);
+  add_index_options(schema, config.index);
   add_delta_options(schema, config.delta);
   add_mamba_options(schema, config.mamba);
   add_conv_options(schema, config.conv);
@@ -440,6 +442,7 @@ void validate(const ModelConfig& config) {
   validate_heads(config);
   if (config.is_latent()) validate_latent(config);
   validate_norms(config);
+  validate_index(config);
   validate_attention(config);
   validate_rope(config);
   validate_layers(config);

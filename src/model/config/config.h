@@ -80,6 +80,19 @@ struct LatentConfig {
   double norm_eps = 1e-6;  ///< of the latents' norms, which Hugging Face keeps apart from norm_eps
 };
 
+/// The indexer of DeepSeek Sparse Attention (ops/index_topk): latent attention sees of a token's
+/// past the `top_k` keys with the largest scores, of queries from the query latent and keys of the
+/// hidden state. Its weights are loaded and never trained.
+struct IndexConfig {
+  int64_t top_k = 0;  ///< 0: there is none, and tokens see all
+  int64_t num_heads = 64;
+  int64_t head_size = 128;   ///< the first latent.rope_size elements are rotated
+  bool interleaved = false;  ///< rotary pairs of its heads are neighbours
+
+  bool is_on() const { return top_k > 0; }
+  bool operator==(const IndexConfig&) const = default;
+};
+
 /// Sizes of the layers whose mixer is Gated DeltaNet (Gated Delta Networks: Yang et al., 2024).
 struct DeltaConfig {
   int64_t num_key_heads = 4;
@@ -341,6 +354,7 @@ struct ModelConfig {
   RopeConfig rope;
   RopeConfig window_rope;
   LatentConfig latent;
+  IndexConfig index;
   DeltaConfig delta;
   MambaConfig mamba;
   ConvConfig conv;
@@ -410,7 +424,7 @@ ModelConfig without_prediction(ModelConfig config);
 /// The model without adapters, as it is where they are merged.
 ModelConfig without_adapters(ModelConfig config);
 
-/// Binds every key of [model], [rope], [window_rope], [latent], [delta], [mamba], [conv]
+/// Binds every key of [model], [rope], [window_rope], [latent], [index], [delta], [mamba], [conv]
 /// and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 

@@ -90,6 +90,12 @@ TEST(ModelConfig, CountsEveryOption) {
   expect_counted("latent");
   config.latent.query_rank = 5;
   expect_counted("latent queries");
+  config.index = {.top_k = 3, .num_heads = 3, .head_size = 4};
+  expect_counted("indexer");
+  const ParameterCount indexed = count_parameters(config);
+  EXPECT_EQ(indexed.total - indexed.trained,
+            config.num_layers * (5 * 12 + config.hidden_size * 7 + 8));
+  config.index = {};
   config.activation = Activation::kGelu;
   expect_counted("without gates");
   config.moe.latent_size = 6;
@@ -378,6 +384,25 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
         c.attention_gate = true;
       },
       "model.attention_gate does not go with");
+  expect_refused([](ModelConfig& c) { c.index.num_heads = 4; }, "index.top_k is 0");
+  expect_refused([](ModelConfig& c) { c.index.top_k = 4; }, "there is none; set model.attention");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.attention = AttentionKind::kLatent;
+        c.num_kv_heads = 0;
+        c.latent.query_rank = 6;
+        c.index = {.top_k = 4, .head_size = 32};
+      },
+      "index.head_size 32 is below latent.rope_size 64");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.attention = AttentionKind::kLatent;
+        c.num_kv_heads = 0;
+        c.latent.query_rank = 6;
+        c.index.top_k = 4;
+        c.window = 5;
+      },
+      "index.top_k chooses what tokens see");
   expect_refused([](ModelConfig& c) { c.norm_after_rotation = true; },
                  "model.norm_after_rotation says when queries and keys are normed");
   expect_refused([](ModelConfig& c) { c.moe.balance_group_size = 3; },

@@ -10,6 +10,15 @@
 namespace tessera {
 namespace {
 
+/// Those of them that choose what is seen.
+Saturating count_index(const ModelConfig& config) {
+  const IndexConfig& index = config.index;
+  if (!index.is_on()) return 0;
+  const Saturating queries = Saturating(config.latent.query_rank) * index.num_heads;
+  return queries * index.head_size +
+         Saturating(config.hidden_size) * (index.head_size + index.num_heads) + 2 * index.head_size;
+}
+
 /// Weights of one layer's attention.
 Saturating count_attention(const ModelConfig& config) {
   const Saturating h = config.hidden_size;
@@ -33,7 +42,7 @@ Saturating count_attention(const ModelConfig& config) {
   }
   const Saturating into = h + (config.qkv_bias ? 1 : 0);
   count += latent.query_rank > 0 ? latent.query_rank * (into + 1 + queries) : h * queries;
-  count += (latent.kv_rank + latent.rope_size) * into + latent.kv_rank;
+  count += (latent.kv_rank + latent.rope_size) * into + latent.kv_rank + count_index(config);
   return count + latent.kv_rank * n * (latent.nope_size + latent.value_size);
 }
 
@@ -97,6 +106,15 @@ Saturating count_router(const ModelConfig& config) {
          (moe.separate_norms ? 3 * h : Saturating(0));
 }
 
+/// Numbers and weights of all layers that nothing trains.
+int64_t count_fixed(const ModelConfig& config) {
+  Saturating count = config.layer_scalars ? config.all_layers() : 0;
+  for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
+    if (config.is_attention_layer(layer)) count += count_index(config);
+  }
+  return count.value();
+}
+
 }  // namespace
 
 ParameterCount count_parameters(const ModelConfig& config) {
@@ -138,9 +156,8 @@ ParameterCount count_parameters(const ModelConfig& config) {
   const AdapterCount adapters = count_adapters(config);
   total += adapters.total;
   active += adapters.active;
-  const int64_t fixed = config.layer_scalars ? config.all_layers() : 0;
   return {total.value(), active.value(),
-          config.lora.is_on() ? adapters.total : total.value() - fixed};
+          config.lora.is_on() ? adapters.total : total.value() - count_fixed(config)};
 }
 
 void check_parameter_count(const ModelConfig& config) {

@@ -154,6 +154,22 @@ constexpr PublishedShape kPublished[] = {
      "[moe]\nfirst_dense_layers = 3\nshared_inner_size = 2048\nscore = \"sigmoid\"\n"
      "num_groups = 8\ntop_groups = 4\ngroup_score = \"top_two_sum\"\nscore_scale = 2.5\n"
      "bias_update_speed = 0.001\nbalance_coefficient = 0.0001\nbalance_scope = \"sequence\"\n"},
+    {"deepseek-v3.2", "DeepSeek-V3.2 (published configuration)", 61, 7168, 128, 0, 2048, 256, 8,
+     false,
+     "[model]\nvocab_size = 129280\ninner_size = 18432\nattention = \"latent\"\nnorm_eps = 1e-6\n"
+     "[latent]\nquery_rank = 1536\nkv_rank = 512\n[index]\ntop_k = 2048\n"
+     "[rope]\ninterleaved = true\n"
+     "[moe]\nfirst_dense_layers = 3\nshared_inner_size = 2048\nscore = \"sigmoid\"\n"
+     "num_groups = 8\ntop_groups = 4\ngroup_score = \"top_two_sum\"\nscore_scale = 2.5\n"
+     "bias_update_speed = 0.001\nbalance_coefficient = 0.0001\nbalance_scope = \"sequence\"\n"},
+    {"glm-5", "GLM-5 (published configuration)", 78, 6144, 64, 0, 2048, 256, 8, false,
+     "[model]\nvocab_size = 154880\ninner_size = 12288\nattention = \"latent\"\nnorm_eps = 1e-5\n"
+     "[latent]\nquery_rank = 2048\nkv_rank = 512\nnope_size = 192\nvalue_size = 256\n"
+     "[index]\ntop_k = 2048\nnum_heads = 32\ninterleaved = true\n"
+     "[rope]\ninterleaved = true\nbase = 1000000.0\n"
+     "[moe]\nfirst_dense_layers = 3\nshared_inner_size = 2048\nscore = \"sigmoid\"\n"
+     "score_scale = 2.5\nbias_update_speed = 0.001\nbalance_coefficient = 0.0001\n"
+     "balance_scope = \"sequence\"\n"},
     {"qwen2-57b-a14b", "Qwen2-57B-A14B shapes, Parallel Folding section 4", 28, 3584, 28, 4, 2560,
      64, 8, false,
      "[model]\nvocab_size = 151936\nqkv_bias = true\n[rope]\nbase = "

@@ -23,6 +23,8 @@ void add_names(std::string weight, std::set<std::string>& names) {
 
 std::optional<OperandRounding> ProductPrecision::rounding(std::vector<std::string> names) const {
   if (recipe == nullptr) return std::nullopt;
+  // The indexer's weights are kept as they were loaded, and read so.
+  names.emplace_back("index");
   return OperandRounding{.recipe = recipe,
                          .plain = std::move(names),
                          .plain_weight_gradients = plain_weight_gradients,

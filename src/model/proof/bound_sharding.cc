@@ -134,6 +134,7 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kCacheLength:
     case Port::kKeyCache:
     case Port::kValueCache:
+    case Port::kIndexCache:
     case Port::kCacheRows:
     case Port::kPageTable:
     case Port::kCacheSlots:

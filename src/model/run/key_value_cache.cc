@@ -6,8 +6,11 @@ namespace tessera {
 namespace {
 
 /// The ports of what a layer keeps of tokens.
-std::vector<Port> cache_ports(LayerKind kind) {
+std::vector<Port> cache_ports(const PortContext& context) {
+  const LayerKind kind = context.kind;
   if (kind.no_mixer) return {};
+  if (kind.attends() && chooses_keys(context.config, context.shape, context.cache))
+    return {Port::kKeyCache, Port::kValueCache, Port::kIndexCache};
   if (kind.attends()) return {Port::kKeyCache, Port::kValueCache};
   if (kind.conv) return {Port::kValueConvState};
   return {Port::kQueryConvState, Port::kKeyConvState, Port::kValueConvState,
@@ -32,7 +35,7 @@ int64_t cache_bytes(const ModelConfig& config, DType dtype, const CacheShape& ca
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     context.kind = config.layer_kind(layer);
     const bool in_slots = context.kind.keeps_state() && cache.is_paged();
-    for (const Port port : cache_ports(context.kind))
+    for (const Port port : cache_ports(context))
       bytes += bytes_of(port_type(port, context)) * (in_slots ? cache.num_slots : 1);
   }
   return bytes.value();
@@ -51,7 +54,7 @@ KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, const Cache
   layers_.resize(config.num_layers);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     context.kind = config.layer_kind(layer);
-    for (const Port port : cache_ports(context.kind)) {
+    for (const Port port : cache_ports(context)) {
       const ValueType type = port_type(port, context);
       layers_[layer].emplace_back(
           port, OwnedTensor(type.dtype, type.shape, "what a layer keeps of tokens", device));

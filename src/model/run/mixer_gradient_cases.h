@@ -52,6 +52,38 @@ inline std::vector<Case> mixer_gradient_cases() {
                   c.num_kv_heads = 0;
                   c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
                 }),
+      make_case(
+          "chosen_keys",
+          [](ModelConfig& c) {
+            c.attention = AttentionKind::kLatent;
+            c.num_kv_heads = 0;
+            c.latent = {
+                .query_rank = 5, .kv_rank = 6, .nope_size = 3, .rope_size = 2, .value_size = 5};
+            c.index = {.top_k = 3, .num_heads = 9, .head_size = 4};
+            c.rope.interleaved = true;
+            c.qkv_bias = true;
+          }),
+      make_case(
+          "chosen_keys_of_predicted_tokens",
+          [](ModelConfig& c) {
+            c.mtp_layers = 1;
+            c.attention_sinks = true;
+            c.attention = AttentionKind::kLatent;
+            c.num_kv_heads = 0;
+            c.latent = {
+                .query_rank = 7, .kv_rank = 6, .nope_size = 4, .rope_size = 4, .value_size = 4};
+            c.index = {.top_k = 4, .num_heads = 8, .head_size = 6, .interleaved = true};
+            c.moe.top_k = c.moe.num_experts;  // no step flips a choice
+          }),
+      make_case(
+          "all_keys_chosen",
+          [](ModelConfig& c) {
+            c.attention = AttentionKind::kLatent;
+            c.num_kv_heads = 0;
+            c.latent = {
+                .query_rank = 5, .kv_rank = 6, .nope_size = 3, .rope_size = 2, .value_size = 5};
+            c.index = {.top_k = 6, .num_heads = 2, .head_size = 4};
+          }),
       make_case("head_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kHead; }),
       make_case("all_heads_norm",
                 [](ModelConfig& c) {

@@ -27,9 +27,11 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
 #include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
+#include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -63,6 +65,7 @@
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/softcap/softcap.h"
+#include "ops/sparse_attention/sparse_attention.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
 #include "ops/top_p/top_p.h"
@@ -101,9 +104,11 @@ KernelTable make_cpu_kernels() {
   add_gated_norm_cpu(table);
   add_grad_norm_cpu(table);
   add_grouped_matmul_cpu(table);
+  add_index_topk_cpu(table);
   add_jitter_cpu(table);
   add_latent_cache_cpu(table);
   add_latent_heads_cpu(table);
+  add_layer_norm_cpu(table);
   add_joined_linear_cpu(table);
   add_linear_cpu(table);
   add_linear_cross_entropy_cpu(table);
@@ -137,6 +142,7 @@ KernelTable make_cpu_kernels() {
   add_sinkhorn_cpu(table);
   add_slot_experts_cpu(table);
   add_softcap_cpu(table);
+  add_sparse_attention_cpu(table);
   add_spread_norm_cpu(table);
   add_ssd_scan_cpu(table);
   add_top_p_cpu(table);

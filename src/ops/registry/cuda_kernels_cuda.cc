@@ -27,9 +27,11 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
 #include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
+#include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -63,6 +65,7 @@
 #include "ops/sinkhorn/sinkhorn.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/softcap/softcap.h"
+#include "ops/sparse_attention/sparse_attention.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
 #include "ops/top_p/top_p.h"
@@ -101,9 +104,11 @@ KernelTable make_cuda_kernels() {
   add_gated_norm_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
+  add_index_topk_cuda(table);
   add_jitter_cuda(table);
   add_latent_cache_cuda(table);
   add_latent_heads_cuda(table);
+  add_layer_norm_cuda(table);
   add_linear_cross_entropy_cuda(table);
   add_joined_linear_cuda(table);
   add_linear_cuda(table);
@@ -137,6 +142,7 @@ KernelTable make_cuda_kernels() {
   add_sinkhorn_cuda(table);
   add_slot_experts_cuda(table);
   add_softcap_cuda(table);
+  add_sparse_attention_cuda(table);
   add_spread_norm_cuda(table);
   add_ssd_scan_cuda(table);
   add_top_p_cuda(table);

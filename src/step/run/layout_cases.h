@@ -162,6 +162,20 @@ inline std::vector<LayoutCase> model_layouts() {
          m.latent = {
              .query_rank = 12, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
        }},
+      {"chosen_keys", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.ep = 2;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kLatent;
+         m.num_kv_heads = 0;
+         m.latent = {
+             .query_rank = 12, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
+         m.index = {.top_k = 3, .num_heads = 9, .head_size = 6};
+         m.mtp_layers = 1;
+       }},
       {"gated_delta", 4,
        [](P& p) {
          p.layout.tp = 2;

@@ -36,6 +36,10 @@ TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithLatents) {
   check(DType::kF32, 1e-3, testing::make_latent);
 }
 
+TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithChosenKeys) {
+  check(DType::kF32, 1e-3, testing::make_indexed);
+}
+
 TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithStates) {
   check(DType::kF32, 1e-3, testing::make_delta);
 }

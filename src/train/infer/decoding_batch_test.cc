@@ -74,6 +74,11 @@ TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithLatents) {
   expect_invariant(rig);
 }
 
+TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithChosenKeys) {
+  Rig rig(DType::kBF16, testing::make_indexed);
+  expect_invariant(rig);
+}
+
 TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithStates) {
   Rig rig(DType::kBF16, testing::make_delta);
   expect_invariant(rig);
@@ -124,6 +129,11 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWrites) {
 /// Which makes keys and values of the latents.
 TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithLatents) {
   Rig rig(DType::kF32, testing::make_latent);
+  expect_as_the_generator(rig);
+}
+
+TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithChosenKeys) {
+  Rig rig(DType::kF32, testing::make_indexed);
   expect_as_the_generator(rig);
 }
 

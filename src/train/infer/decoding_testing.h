@@ -59,6 +59,12 @@ inline void make_latent(ModelConfig& model) {
       .query_rank = 12, .kv_rank = 20, .nope_size = 8, .rope_size = 4, .value_size = 10};
 }
 
+/// The same where tokens see some keys alone, of more pages than one.
+inline void make_indexed(ModelConfig& model) {
+  make_latent(model);
+  model.index = {.top_k = 11, .num_heads = 8, .head_size = 6};
+}
+
 /// Gated DeltaNet in one layer, whose states are kept in slots.
 inline void make_delta(ModelConfig& model) {
   model.delta = {

@@ -21,6 +21,7 @@
 #include "train/run/wait_report.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"
+#include "train/state/initial_weights.h"
 #include "train/trainer/step_tallies.h"
 #include "train/trainer/trainer.h"
 
@@ -403,6 +404,7 @@ struct TrainingRun::Parts {
     const double peak = measure_matrix_peak(settings.train.dtype());
     trainer.emplace(std::move(settings), std::move(data), world);
     const auto resumed = trainer->resume(request.config_toml);
+    if (!resumed) check_trained_indexer(trainer->settings());
     together(*all, [&] {
       if (world.rank() != 0) return;
       writer = open_writer(*trainer, request, resumed, *lock, out);

@@ -371,6 +371,21 @@ void validate_layer_scalars(const Settings& settings) {
           "alone; set optim.shard = \"state\"");
 }
 
+/// What an indexer, whose weights are not trained, does not go with.
+void validate_indexer(const Settings& settings) {
+  const int64_t top_k = settings.model.index.top_k;
+  if (top_k == 0) return;
+  require(settings.shard.scope != ShardScope::kFull,
+          "index.top_k is {}, whose indexer is not trained, and optim.shard = \"full\" spreads "
+          "trained weights alone; set optim.shard = \"state\"",
+          top_k);
+  require(
+      settings.qk_clip == 0,
+      "optim.qk_clip is {}, but with index.top_k {} tokens see some keys alone, and the largest "
+      "logits are measured of all; leave one of them out",
+      settings.qk_clip, top_k);
+}
+
 /// The step that a token's loss is weighted in must be the one whose probabilities were found.
 void validate_objective(const Settings& settings) {
   const Objective objective = settings.train.objective;
@@ -418,6 +433,7 @@ void validate(const Settings& settings) {
   validate_qk_clip(settings);
   validate_adapters(settings);
   validate_layer_scalars(settings);
+  validate_indexer(settings);
   validate_schedule(settings);
   validate_gradients(settings);
   require(settings.schedule.warmup_steps <= train.steps,

@@ -24,5 +24,20 @@ TEST(Settings, NumbersOfLayersAreRefusedWhereAllWeightsAreSpread) {
   EXPECT_NO_THROW(validate(settings));
 }
 
+TEST(Settings, IndexersAreNeitherSpreadNorClipped) {
+  Settings settings;
+  settings.data.tokens = "tokens";
+  settings.schedule.num_steps = settings.train.steps;
+  settings.model.index.top_k = 16;
+  EXPECT_NO_THROW(validate(settings));
+  settings.qk_clip = 100;
+  EXPECT_THAT([&] { validate(settings); },
+              ThrowsMessage<UserError>(HasSubstr("tokens see some keys alone")));
+  settings.qk_clip = 0;
+  settings.shard.scope = ShardScope::kFull;
+  EXPECT_THAT([&] { validate(settings); },
+              ThrowsMessage<UserError>(HasSubstr("whose indexer is not trained")));
+}
+
 }  // namespace
 }  // namespace tessera

@@ -46,6 +46,15 @@ void load_initial_model(ConfigSchema& schema, const Settings& settings) {
   schema.load_preset("run.init_from", toml);
 }
 
+void check_trained_indexer(const Settings& settings) {
+  const int64_t top_k = settings.model.index.top_k;
+  require(top_k == 0 || !settings.run.init_from.empty(),
+          "index.top_k is {}, but run.init_from is empty, and nothing trains an indexer of random "
+          "weights; set run.init_from to the checkpoint of a model that has one, or leave [index] "
+          "out",
+          top_k);
+}
+
 std::vector<std::string> load_initial_weights(const Settings& settings, ModelState& state,
                                               Communicator& world) {
   if (settings.run.init_from.empty()) {

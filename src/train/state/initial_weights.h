@@ -13,6 +13,10 @@ namespace tessera {
 /// another shape.
 void load_initial_model(ConfigSchema& schema, const Settings& settings);
 
+/// Refuses a run that would begin with an indexer of random weights, which nothing trains. To
+/// compare layouts such weights will do.
+void check_trained_indexer(const Settings& settings);
+
 /// Fills a model with the weights of the checkpoint that run.init_from names, or with random ones;
 /// the optimizer starts anew. Returns what the user should know: layers of multi-token prediction
 /// that only one of the two has. All ranks call. Throws UserError where other tensors of the

@@ -201,5 +201,16 @@ TEST_F(InitialPrediction, RefusesALayerOfAnotherKind) {
   }
 }
 
+/// Nothing trains it; a run that goes on has one.
+TEST(InitialWeights, RunsDoNotBeginWithARandomIndexer) {
+  Settings settings;
+  check_trained_indexer(settings);
+  settings.model.index.top_k = 4;
+  EXPECT_THAT([&] { check_trained_indexer(settings); },
+              ::testing::ThrowsMessage<UserError>(HasSubstr("nothing trains an indexer")));
+  settings.run.init_from = "trained";
+  check_trained_indexer(settings);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -56,6 +56,8 @@ constexpr OptionFamily kFamilies[] = {
     {"yarn", [](Settings& s) { scale_rope(s, RopeScaling::kYarn); }},
     {"llama3_rope", [](Settings& s) { scale_rope(s, RopeScaling::kLlama3); }},
     {"latent_attention", use_latent_attention},
+    {"chosen_keys", [](Settings& s) { use_latent_attention(s);
+                                      s.model.index = {.top_k = 9, .num_heads = 8, .head_size = 20}; }},
     {"latent_attention_whole_queries", [](Settings& s) { use_latent_attention(s);
                                                          s.model.latent.query_rank = 0; }},
     {"attention_sinks", [](Settings& s) { s.model.attention_sinks = true; s.model.window = 5;

@@ -23,6 +23,10 @@ void shrink_attention(ModelConfig& model) {
     latent.nope_size = std::min(latent.nope_size, kHead);
     latent.rope_size = std::min<int64_t>(latent.rope_size, 4);
     latent.value_size = std::min<int64_t>(latent.value_size, 6);
+    IndexConfig& index = model.index;
+    index.top_k = std::min<int64_t>(index.top_k, 5);
+    index.num_heads = std::min<int64_t>(index.num_heads, 8);
+    index.head_size = std::min(index.head_size, kHead);
   } else {
     model.head_size = std::min(model.head_dim(), kHead);
     model.window_head_size = std::min(model.window_head_size, 2 * kHead);
