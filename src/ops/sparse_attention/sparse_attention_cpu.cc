@@ -142,7 +142,7 @@ void sparse_attention(const SparseAttention& op, const KernelArgs& args) {
   const Tensor& q = args.in(Op::kQ);
   const int64_t heads = op.spec().num_heads;
   const int64_t bytes = ForwardLayout(op.spec(), args.in(Op::kChosen).shape[1]).layout.num_bytes();
-  const int threads = threads_with(args.workspace, bytes);
+  [[maybe_unused]] const int threads = threads_with(args.workspace, bytes);
   for (int64_t token = 0; token < q.shape[0]; ++token)
     chosen_rows(op, args.in(Op::kChosen), token, args.in(Op::kK).shape[0]);
   with_storage(q.dtype, [&](auto storage) {
@@ -265,7 +265,7 @@ void sparse_attention_backward(const SparseAttentionBackward& op, const KernelAr
   const int64_t num_tokens = args.in(Op::kQ).shape[0];
   const int64_t bytes =
       BackwardLayout(op.spec(), num_tokens, args.in(Op::kChosen).shape[1]).layout.num_bytes();
-  const int threads = threads_with(args.workspace, bytes);
+  [[maybe_unused]] const int threads = threads_with(args.workspace, bytes);
   for (int64_t token = 0; token < num_tokens; ++token)
     chosen_rows(op, args.in(Op::kChosen), token, num_tokens);
   with_storage(args.in(Op::kQ).dtype, [&](auto storage) {

@@ -117,8 +117,8 @@ void expect_close(const Tensor& actual, const std::vector<double>& expected, int
   const std::vector<double> values = to_doubles(actual);
   ASSERT_EQ(values.size(), expected.size()) << what;
   const auto width = static_cast<size_t>(head_size);
-  const double rows = std::max(1.0, static_cast<double>(values.size() / width));
-  const double typical = norm(expected) / std::sqrt(rows);
+  const double rows = static_cast<double>(values.size()) / static_cast<double>(width);
+  const double typical = norm(expected) / std::sqrt(std::max(1.0, rows));
   for (size_t at = 0; at < values.size(); at += width) {
     std::vector<double> difference(width);
     for (size_t i = 0; i < width; ++i) difference[i] = values[at + i] - expected[at + i];
