@@ -15,7 +15,7 @@
 #include "core/process/stopwatch.h"
 #include "ops/gemm/tile_permission.h"
 #include "ops/gemm/tile_registers.h"
-#include "ops/gemm/aligned_words.h"
+#include "ops/gemm/tile_scratch.h"
 
 namespace tessera {
 namespace {
@@ -52,7 +52,7 @@ double measure(int processor, const std::atomic<bool>& stop) {
   CPU_SET(processor, &set);
   sched_setaffinity(0, sizeof(set), &set);
   constexpr int64_t kResult = 4 * tile::kTileSize;
-  AlignedWords memory;
+  TileMemory memory;
   tile::Word* words = memory.at_least(2 * kPanel + kResult);
   auto* c = reinterpret_cast<float*>(words + 2 * kPanel);
   double best = 1e9;

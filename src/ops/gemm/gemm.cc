@@ -11,7 +11,6 @@
 #include "ops/gemm/gemm_block.h"
 #include "ops/gemm/matmul_primitive.h"
 #include "ops/gemm/tile_products.h"
-#include "ops/gemm/vector_products.h"
 
 namespace tessera {
 namespace {
@@ -208,7 +207,6 @@ void gemm(const Gemm& product) {
     return;
   }
   if (suits_tiles(product)) return gemm_on_tiles(product);
-  if (suits_vectors(product)) return gemm_on_vectors(product);
   run_any_size(ThreadContext::current(), product);
 }
 

@@ -29,8 +29,7 @@ struct Gemm {
 };
 
 /// Runs one product on all threads of the caller's OpenMP team setting (serially inside a parallel
-/// region): of BF16 on tile registers where there are some (tile_products.h), of F32 in registers
-/// of AVX-512 (vector_products.h), else through oneDNN.
+/// region): of BF16 on tile registers where there are some (tile_products.h), else through oneDNN.
 /// Deterministic for one thread count. Thread-safe.
 void gemm(const Gemm& product);
 

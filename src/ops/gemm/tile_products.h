@@ -17,7 +17,23 @@ void multiply_on_tiles(const Gemm& product, uint32_t* scratch);
 /// zeros costs little, and tile registers.
 bool suits_tiles(const Gemm& product);
 
-/// The same on all threads (share_out_product).
+/// The same on all threads of the caller's OpenMP team setting, serially inside a parallel region.
+/// How sums are made depends on the product's shape alone.
 void gemm_on_tiles(const Gemm& product);
+
+/// The rows and columns of the blocks that `threads` threads share out.
+struct TileBlocks {
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+TileBlocks cut_for_tiles(int64_t m, int64_t n, int threads);
+
+/// Into how many sums of neighbouring elements of the summed dim a product is cut whose result is
+/// too small to keep many threads busy: a weight's gradient over many tokens. 1 for others.
+int64_t count_tile_slices(const Gemm& product);
+
+/// gemm_on_tiles with `multiply` in place of multiply_on_tiles; tests give others.
+using TileMultiply = void (*)(const Gemm& product, uint32_t* scratch);
+void share_out_tiles(const Gemm& product, TileMultiply multiply);
 
 }  // namespace tessera

@@ -30,14 +30,12 @@ simd::WordVec interleave(simd::WordVec a, simd::WordVec b, std::index_sequence<k
                                   (static_cast<int>(kIdx) % 2) * kLanes + kHalf * (kLanes / 2))...);
 }
 
-/// Transposes kLanes rows of kLanes words, which row(i) loads, by rounds of interleaving the
-/// halves.
-template <typename Row>
-inline __attribute__((always_inline)) void transpose(Row row, Word* to, int64_t to_stride) {
+/// Transposes kLanes × kLanes words by rounds of interleaving the halves.
+inline void transpose(const Word* from, int64_t from_stride, Word* to, int64_t to_stride) {
   constexpr auto kAll = std::make_index_sequence<kLanes>();
   simd::WordVec rows[kLanes];
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) rows[i] = row(i);
+  for (int i = 0; i < kLanes; ++i) rows[i] = load_words(from + i * from_stride);
 #pragma GCC unroll 4
   for (int round = 1; round < kLanes; round *= 2) {
     simd::WordVec next[kLanes];
@@ -51,10 +49,6 @@ inline __attribute__((always_inline)) void transpose(Row row, Word* to, int64_t 
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) store_words(to + i * to_stride, rows[i]);
-}
-
-inline void transpose(const Word* from, int64_t from_stride, Word* to, int64_t to_stride) {
-  transpose([=](int64_t i) { return load_words(from + i * from_stride); }, to, to_stride);
 }
 
 }  // namespace tessera::tile
