@@ -5,8 +5,8 @@
 namespace tessera {
 
 /// RMSNorm without a weight, of each head by itself: y = x / sqrt(mean(x²) + eps) over each run of
-/// `head_size` elements of a row, as Gemma 4 norms values, Llama 4 queries and keys. (x A [T, N·D]) -> (y A [T, N·D]).
-/// Computed in F32 and rounded once.
+/// `head_size` elements of a row, as Gemma 4 norms values, Llama 4 queries and keys. (x A [T, N·D])
+/// -> (y A [T, N·D]). Computed in F32 and rounded once.
 class UnitNorm final : public Operator {
  public:
   static constexpr std::string_view kName = "unit_norm";
