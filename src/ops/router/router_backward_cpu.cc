@@ -186,15 +186,19 @@ void finish_rows(const float* rows, const T* others, int64_t count, T* to) {
   });
 }
 
+/// No more threads than there is room for blocks of widened rows.
+int count_widening_threads(const RouterSizes& s) {
+  const int64_t rooms = std::max<int64_t>(s.widened_rows() / kRouterBlock, 1);
+  return static_cast<int>(std::min<int64_t>(omp_get_max_threads(), rooms));
+}
+
 /// dx = dlogits · weight + what is to be added, which may be null. Threads take blocks of tokens as
-/// they become free, no more threads than BF16 rows have room.
+/// they become free.
 void make_x_gradient(const BackwardCall& c, const float* weight_EH, const Tensor* addend,
                      float* widened, const Tensor& grad_x) {
   const RouterSizes& s = c.sizes;
   const bool is_f32 = grad_x.dtype == DType::kF32;
-  const int64_t rooms = std::max<int64_t>(s.widened_rows() / kRouterBlock, 1);
-  const auto team = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), rooms));
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(count_widening_threads(s))
   for (int64_t block = 0; block < s.num_blocks(); ++block) {
     const int64_t first = block * kRouterBlock;
     const int64_t num_rows = block_end(s, block) - first;
