@@ -15,6 +15,7 @@
 #include "train/run/run_lock.h"
 #include "train/run/run_sample.h"
 #include "train/run/run_saver.h"
+#include "train/run/step_recorder.h"
 #include "train/run/step_traffic.h"
 #include "train/run/stop_signal.h"
 #include "train/run/trace.h"
@@ -51,7 +52,7 @@ class TrainLoop {
         keeper_(trainer, request.config_toml, lock, writer),
         saver_(trainer, keeper_, writer),
         writer_(writer),
-        peak_(std::move(peak)) {}
+        recorder_(trainer, std::move(peak)) {}
 
   /// To the last step, or to a signal.
   void run() {
@@ -62,10 +63,9 @@ class TrainLoop {
 
   /// Before all else.
   void begin() {
-    started_ = Clock::now();
-    first_step_ = trainer_.position().step;
+    recorder_.begin();
     // A state from the ranks' memory may be older than any checkpoint.
-    keeper_.expect_checkpoints(first_step_ > 0 &&
+    keeper_.expect_checkpoints(recorder_.first_step() > 0 &&
                                path_exists(checkpoint_folder(settings_.run.folder)));
   }
 
@@ -183,7 +183,7 @@ class TrainLoop {
   /// Starts the trace with the second step (the first one compiles kernels) and writes it.
   void update_trace() {
     if (request_.trace.empty()) return;
-    const int64_t done = trainer_.position().step - first_step_;
+    const int64_t done = trainer_.position().step - recorder_.first_step();
     if (done == 1) {
       trainer_.agree(0);  // so that all ranks count from the same moment
       trace_.emplace(Clock::now());
@@ -209,7 +209,7 @@ class TrainLoop {
     own.machine = machine_name();
     const WaitReport report = gather_waits(own, *layout.world);
     note(describe(report, layout.num_ranks(), num_steps));
-    const std::string why = explain(report, list_expert_loads(), layout.layout);
+    const std::string why = explain(report, recorder_.expert_loads(), layout.layout);
     if (!why.empty()) note(why);
     waits_ = {.num_ranks = layout.num_ranks(),
               .num_steps = num_steps,
@@ -234,7 +234,9 @@ class TrainLoop {
     const double waited = device.waited_seconds() - waited_before;
     traffic_.add_step(sent_before, statistics_.counts());
     update_trace();
-    StepRecord record = make_record(outcome, seconds);
+    StepRecord record = recorder_.record(outcome, seconds);
+    record.waits = std::exchange(waits_, std::nullopt);
+    add_objective(std::exchange(objective_, {}), record);
     if (!device.is_host()) record.host_seconds = seconds - waited;
     keeper_.tell([&] { writer_->record(record); });
     note_zero_gradient(outcome);
@@ -254,7 +256,7 @@ class TrainLoop {
 
   void finish() {
     if (validated_step_ != trainer_.position().step) validate();
-    if (first_step_ < settings_.train.steps) saver_.save_now();
+    if (recorder_.first_step() < settings_.train.steps) saver_.save_now();
     if (trainer_.data().files.size() > 1) {
       note(trainer_.data().describe_samples(trainer_.position().step));
     }
@@ -312,53 +314,6 @@ class TrainLoop {
     }
   }
 
-  StepRecord make_record(const StepOutcome& outcome, double seconds) {
-    const RunPosition& position = trainer_.position();
-    most_memory_ = std::max(most_memory_, trainer_.backend().device().used_bytes());
-    StepRecord record{
-        .step = position.step,
-        .total_steps = settings_.train.steps,
-        .tokens_seen = position.tokens_seen,
-        .loss = outcome.loss,
-        .grad_norm = outcome.update.grad_norm,
-        .learning_rate = learning_rate(settings_.schedule, position.step - 1),
-        .clip_factor = outcome.update.clip_factor,
-        .step_seconds = seconds,
-        .tokens_per_second = static_cast<double>(outcome.num_tokens) / seconds,
-        .model_flops = trainer_.step_flops(),
-        .utilisation = peak_.share_of(trainer_.step_flops() / seconds /
-                                      static_cast<double>(trainer_.layout().num_ranks())),
-        .memory_used = most_memory_,
-        .memory_predicted = trainer_.prediction().total(),
-        .dropped_tokens = outcome.dropped,
-        .skipped_steps = position.skipped_steps};
-    const double mean_seconds =
-        seconds_since(started_) / static_cast<double>(position.step - first_step_);
-    record.eta_seconds = mean_seconds * static_cast<double>(settings_.train.steps - position.step);
-    if (settings_.model.mtp_layers > 0) record.mtp_loss = outcome.mtp_loss;
-    if (settings_.qk_clip > 0) {
-      record.max_logit = outcome.max_logit;
-      record.clipped_heads = outcome.clipped_heads;
-    }
-    add_expert_record(outcome, record);
-    add_roundings(outcome.roundings, record);
-    record.waits = std::exchange(waits_, std::nullopt);
-    add_objective(std::exchange(objective_, {}), record);
-    return record;
-  }
-
-  void add_expert_record(const StepOutcome& outcome, StepRecord& record) const {
-    if (settings_.model.num_moe_layers() == 0) return;
-    record.balance_loss = outcome.balance_loss;
-    if (settings_.model.moe.z_loss_coefficient > 0) record.z_loss = outcome.z_loss;
-    record.expert_load = list_expert_loads();
-  }
-
-  /// Of the last step.
-  std::vector<ExpertLoad> list_expert_loads() const {
-    return loads_by_layer(trainer_.expert_loads(), settings_.model);
-  }
-
   Trainer& trainer_;
   World& world_;
   const Settings& settings_;
@@ -368,11 +323,8 @@ class TrainLoop {
   RunKeeper keeper_;
   RunSaver saver_;
   RunWriter* writer_;
-  MatrixPeak peak_;  ///< of one rank
-  Clock::time_point started_;
-  int64_t first_step_ = 0;
+  StepRecorder recorder_;
   int64_t validated_step_ = -1;
-  int64_t most_memory_ = 0;
   bool noted_zero_gradient_ = false;
   std::optional<TraceRecorder> trace_;
   std::vector<NamedNumber> objective_;  ///< of the step under way
