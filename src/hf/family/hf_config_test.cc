@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +11,7 @@
 #include "core/testing/case_share.h"
 #include "hf/family/write_config.h"
 #include "hf/testing.h"
+#include "hf/testing/config_cases.h"
 
 namespace tessera {
 namespace {
@@ -19,30 +19,12 @@ namespace {
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::error_with;
+using testing::fixture_json;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-json fixture_json(const std::string& name) {
-  std::ifstream file(hf_fixture(name) / "config.json");
-  return json::parse(file);
-}
-
-ModelConfig parse(const json& config) {
-  return parse_hf_config(config.dump(), "config.json").model;
-}
-
-/// The message of reading a fixture with one key changed.
-std::string error_with(const std::string& fixture, const char* key, json value) {
-  json config = fixture_json(fixture);
-  config[key] = std::move(value);
-  try {
-    parse(config);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using testing::parse_config;
 
 /// What older versions of transformers wrote for the same model.
 json to_old_spelling(json config) {
@@ -73,7 +55,8 @@ TEST(HfConfig, ReadsTheOldSpellingOfEveryFixture) {
     const json config = fixture_json(name);
     if (!config.contains("rope_parameters")) continue;                // no rotation to spell
     if (!config["rope_parameters"].contains("rope_theta")) continue;  // never spelled so
-    EXPECT_THAT(find_differences(parse(to_old_spelling(config)), parse(config)), IsEmpty());
+    EXPECT_THAT(find_differences(parse_config(to_old_spelling(config)), parse_config(config)),
+                IsEmpty());
   }
 }
 
@@ -91,7 +74,7 @@ TEST(HfConfig, NoIntegerOfAnyKeyDoesHarm) {
         json changed = config;
         changed[key] = number;
         try {
-          ModelConfig model = parse(changed);
+          ModelConfig model = parse_config(changed);
           ConfigSchema schema;
           EXPECT_NO_THROW(add_model_options(schema, model));
         } catch (const UserError&) {
@@ -106,30 +89,31 @@ TEST(HfConfig, RopeParametersMayStandByTypeOfLayer) {
   json config = fixture_json("qwen3");
   const json rope = config.at("rope_parameters");
   config["rope_parameters"] = {{"full_attention", rope}, {"sliding_attention", rope}};
-  EXPECT_THAT(find_differences(parse(config), parse(fixture_json("qwen3"))), IsEmpty());
+  EXPECT_THAT(find_differences(parse_config(config), parse_config(fixture_json("qwen3"))),
+              IsEmpty());
   config["rope_parameters"]["sliding_attention"]["rope_theta"] = 5.0;
-  EXPECT_THROW(parse(config), UserError);
+  EXPECT_THROW(parse_config(config), UserError);
 }
 
 TEST(HfConfig, MissingKeysHaveTheDefaultsOfTransformers) {
-  const ModelConfig mixtral = parse({{"model_type", "mixtral"}});
+  const ModelConfig mixtral = parse_config({{"model_type", "mixtral"}});
   EXPECT_EQ(mixtral.rope.base, 1e6);
   EXPECT_EQ(mixtral.window, 0);
   EXPECT_EQ(mixtral.num_kv_heads, 8);
   EXPECT_EQ(mixtral.moe.balance_coefficient, 0);
-  const ModelConfig glm = parse({{"model_type", "glm4_moe"}, {"head_dim", 128}});
+  const ModelConfig glm = parse_config({{"model_type", "glm4_moe"}, {"head_dim", 128}});
   EXPECT_EQ(glm.rope.fraction, 0.5);
   EXPECT_EQ(glm.qk_norm, QkNorm::kNone);
-  EXPECT_EQ(parse({{"model_type", "mistral"}}).window, 4096);
-  EXPECT_EQ(parse({{"model_type", "qwen3"}}).head_size, 128);
-  const ModelConfig oss = parse({{"model_type", "gpt_oss"}, {"num_hidden_layers", 4}});
+  EXPECT_EQ(parse_config({{"model_type", "mistral"}}).window, 4096);
+  EXPECT_EQ(parse_config({{"model_type", "qwen3"}}).head_size, 128);
+  const ModelConfig oss = parse_config({{"model_type", "gpt_oss"}, {"num_hidden_layers", 4}});
   EXPECT_EQ(oss.rope.base, 150000);
   EXPECT_EQ(oss.rope.scaling, RopeScaling::kYarn);
   EXPECT_FALSE(oss.rope.truncate);
   EXPECT_THAT(oss.window_layers, ElementsAre(0, 2));
   EXPECT_TRUE(oss.attention_sinks && oss.qkv_bias && oss.output_bias);
   EXPECT_TRUE(oss.moe.mlp_bias && oss.moe.router_bias);
-  const ModelConfig v3 = parse({{"model_type", "deepseek_v3"}});
+  const ModelConfig v3 = parse_config({{"model_type", "deepseek_v3"}});
   EXPECT_EQ(v3.latent.query_rank, 1536);
   EXPECT_EQ(v3.latent.norm_eps, 1e-6);
   EXPECT_EQ(v3.moe.first_dense_layers, 3);
@@ -141,33 +125,33 @@ TEST(HfConfig, SlidingWindowsFollowEachFamilysRule) {
   json config = fixture_json("qwen2_moe");
   config.erase("layer_types");
   config["sliding_window"] = 8;
-  EXPECT_EQ(parse(config).window, 0) << "not switched on";
+  EXPECT_EQ(parse_config(config).window, 0) << "not switched on";
   config["use_sliding_window"] = true;
   config["max_window_layers"] = 3;
-  EXPECT_THAT(parse(config).window_layers, ElementsAre(0, 2)) << "even layers";
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(0, 2)) << "even layers";
   config["layer_types"] = {"full_attention", "sliding_attention", "full_attention"};
-  EXPECT_THAT(parse(config).window_layers, ElementsAre(1));
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(1));
 
   config = fixture_json("qwen3");
   config.erase("layer_types");
   config["use_sliding_window"] = true;
   config["sliding_window"] = 8;
   config["max_window_layers"] = 1;
-  EXPECT_THAT(parse(config).window_layers, ElementsAre(1)) << "later layers";
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(1)) << "later layers";
   config["use_sliding_window"] = false;
   config["layer_types"] = {"full_attention", "sliding_attention"};
-  EXPECT_THROW(parse(config), UserError) << "a layer without its window";
+  EXPECT_THROW(parse_config(config), UserError) << "a layer without its window";
 
   config = fixture_json("dots1");
   config.erase("layer_types");
-  EXPECT_THAT(parse(config).window_layers, ElementsAre(2)) << "the last, without a switch";
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(2)) << "the last, without a switch";
   config["sliding_window"] = nullptr;
-  EXPECT_EQ(parse(config).window, 0);
+  EXPECT_EQ(parse_config(config).window, 0);
 
   config = fixture_json("mixtral");
   config["sliding_window"] = 8;
-  EXPECT_EQ(parse(config).window, 8);
-  EXPECT_THAT(parse(config).window_layers, IsEmpty()) << "all layers";
+  EXPECT_EQ(parse_config(config).window, 8);
+  EXPECT_THAT(parse_config(config).window_layers, IsEmpty()) << "all layers";
 }
 
 TEST(HfConfig, DeepseekV2IgnoresWhatTransformersIgnores) {
@@ -180,112 +164,71 @@ TEST(HfConfig, DeepseekV2IgnoresWhatTransformersIgnores) {
   EXPECT_EQ(greedy.model.moe.num_groups, 1);
   EXPECT_THAT(greedy.notes, ElementsAre(HasSubstr("norm_topk_prob")));
   config["topk_method"] = "group_limited_greedy";
-  EXPECT_EQ(parse(config).moe.num_groups, 4);
-  EXPECT_EQ(parse(config).moe.group_score, GroupScore::kMax);
+  EXPECT_EQ(parse_config(config).moe.num_groups, 4);
+  EXPECT_EQ(parse_config(config).moe.group_score, GroupScore::kMax);
 }
 
 TEST(HfConfig, ErnieHasExpertsInARangeOfLayers) {
   json config = fixture_json("ernie4_5_moe");
-  EXPECT_EQ(parse(config).moe.first_dense_layers, 1);
-  EXPECT_THAT(parse(config).moe.dense_layers, ElementsAre(3));
+  EXPECT_EQ(parse_config(config).moe.first_dense_layers, 1);
+  EXPECT_THAT(parse_config(config).moe.dense_layers, ElementsAre(3));
   config["moe_layer_end_index"] = -1;
-  EXPECT_THAT(parse(config).moe.dense_layers, IsEmpty()) << "to the last layer";
+  EXPECT_THAT(parse_config(config).moe.dense_layers, IsEmpty()) << "to the last layer";
   config["moe_layer_start_index"] = 0;
   config["moe_layer_interval"] = 2;
-  EXPECT_EQ(parse(config).num_moe_layers(), 2) << "counted from the first layer of all";
-  EXPECT_TRUE(parse(config).is_moe_layer(1) && parse(config).is_moe_layer(3));
+  EXPECT_EQ(parse_config(config).num_moe_layers(), 2) << "counted from the first layer of all";
+  EXPECT_TRUE(parse_config(config).is_moe_layer(1) && parse_config(config).is_moe_layer(3));
   config["moe_num_shared_experts"] = 0;
-  EXPECT_EQ(parse(config).moe.shared_inner_size, 0);
+  EXPECT_EQ(parse_config(config).moe.shared_inner_size, 0);
 }
 
 TEST(HfConfig, DenseLayersMayBeListed) {
   json config = fixture_json("glm4_moe_lite");
-  EXPECT_EQ(parse(config).moe.first_dense_layers, 1);
-  EXPECT_THAT(parse(config).moe.dense_layers, ElementsAre(2));
+  EXPECT_EQ(parse_config(config).moe.first_dense_layers, 1);
+  EXPECT_THAT(parse_config(config).moe.dense_layers, ElementsAre(2));
   config.erase("mlp_layer_types");
-  EXPECT_EQ(parse(config).num_moe_layers(), 2) << "all but the first";
-}
-
-/// Defaults are DeepSeek-V3.2's and GLM-5's own.
-TEST(HfConfig, IndexersChooseKeys) {
-  const ModelConfig deepseek = parse({{"model_type", "deepseek_v32"}});
-  EXPECT_EQ(deepseek.index, (IndexConfig{.top_k = 2048, .num_heads = 64, .head_size = 128}));
-  EXPECT_TRUE(deepseek.rope.interleaved);
-  EXPECT_EQ(deepseek.moe.first_dense_layers, 3);
-  const ModelConfig glm = parse({{"model_type", "glm_moe_dsa"}});
-  EXPECT_EQ(glm.index, (IndexConfig{2048, 32, 128, true}));
-  EXPECT_EQ(glm.latent.value_size, 256);
-  json config = fixture_json("glm_moe_dsa");
-  config.erase("indexer_types");
-  config["index_topk_pattern"] = "FF";
-  EXPECT_EQ(parse(config).index.top_k, 5);
-}
-
-/// A layer that sees what another's indexer chose.
-TEST(HfConfig, RefusesSharedIndexers) {
-  const char* why = "some layers see what an earlier layer's indexer chose";
-  EXPECT_THAT(error_with("glm_moe_dsa", "indexer_types", {"full", "shared"}), HasSubstr(why));
-  const auto without_types = [](const char* key, const json& value) -> std::string {
-    json config = fixture_json("glm_moe_dsa");
-    config.erase("indexer_types");
-    config[key] = value;
-    try {
-      parse(config);
-    } catch (const UserError& error) {
-      return error.what();
-    }
-    return "no error";
-  };
-  EXPECT_THAT(without_types("index_topk_pattern", "FS"), HasSubstr(why));
-  EXPECT_THAT(without_types("index_topk_freq", 4), HasSubstr("'index_topk_freq'"));
-  EXPECT_THAT(without_types("index_skip_topk_offset", 1), "no error");
-  EXPECT_THAT(error_with("deepseek_v32", "layer_types", {"full_attention"}),
-              HasSubstr("'layer_types' must be deepseek_sparse_attention"));
-  EXPECT_THAT(error_with("deepseek_v32", "q_lora_rank", json()),
-              HasSubstr("the indexer reads the query latent"));
-  EXPECT_THAT(error_with("deepseek_v32", "indexer_rope_interleave", true),
-              HasSubstr("indexer_rope_interleave"));
+  EXPECT_EQ(parse_config(config).num_moe_layers(), 2) << "all but the first";
 }
 
 TEST(HfConfig, HunyuanListsOneNumberForEachLayer) {
   json config = fixture_json("hunyuan_v1_moe");
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_config(config);
   EXPECT_EQ(model.moe.shared_inner_size, model.moe.inner_size);
   EXPECT_TRUE(model.norm_after_rotation);
   config["moe_topk"] = {2, 2};
   config["num_experts"] = {6, 6};
-  EXPECT_THAT(find_differences(parse(config), model), IsEmpty());
+  EXPECT_THAT(find_differences(parse_config(config), model), IsEmpty());
   EXPECT_THAT(error_with("hunyuan_v1_moe", "moe_topk", {2, 1}), HasSubstr("'moe_topk'"));
 }
 
 TEST(HfConfig, HunyuansAlphaStretchesTheBase) {
   json config = fixture_json("hunyuan_v1_moe");
-  EXPECT_NEAR(parse(config).rope.base, 10000 * std::pow(50.0, 12.0 / 10.0), 1e-6);
-  EXPECT_EQ(parse(config).rope.scaling, RopeScaling::kNone);
+  EXPECT_NEAR(parse_config(config).rope.base, 10000 * std::pow(50.0, 12.0 / 10.0), 1e-6);
+  EXPECT_EQ(parse_config(config).rope.scaling, RopeScaling::kNone);
   config["rope_parameters"] = {{"rope_type", "dynamic"}, {"factor", 2.0}};
-  EXPECT_EQ(parse(config).rope.scaling, RopeScaling::kDynamic) << "without an alpha";
+  EXPECT_EQ(parse_config(config).rope.scaling, RopeScaling::kDynamic) << "without an alpha";
   EXPECT_THAT(error_with("llama", "rope_scaling", {{"type", "dynamic"}, {"alpha", 50.0}}),
               HasSubstr("'alpha' is not supported"));
 }
 
 TEST(HfConfig, RotaryDimIsAPartOfTheHead) {
   json config = fixture_json("minimax_m2");
-  EXPECT_EQ(parse(config).rope.fraction, 0.5);
+  EXPECT_EQ(parse_config(config).rope.fraction, 0.5);
   config["rope_parameters"].erase("partial_rotary_factor");
-  EXPECT_EQ(parse(config).rope.fraction, 1.0);
+  EXPECT_EQ(parse_config(config).rope.fraction, 1.0);
   config["rotary_dim"] = 4;
-  EXPECT_EQ(parse(config).rotary_dim(), 4);
+  EXPECT_EQ(parse_config(config).rotary_dim(), 4);
   config["rotary_dim"] = 16;
-  EXPECT_THROW(parse(config), UserError) << "of heads of 12";
+  EXPECT_THROW(parse_config(config), UserError) << "of heads of 12";
 }
 
 TEST(HfConfig, GranitesMultipliers) {
-  const ModelConfig model = parse(fixture_json("granitemoe"));
+  const ModelConfig model = parse_config(fixture_json("granitemoe"));
   EXPECT_EQ(model.embedding_multiplier, 12);
   EXPECT_EQ(model.residual_multiplier, 0.22);
   EXPECT_EQ(model.attention_multiplier, 0.2);
   EXPECT_EQ(model.logits_divisor, 6);
-  EXPECT_EQ(parse({{"model_type", "granitemoe"}}).attention_multiplier, 1) << "by default";
+  EXPECT_EQ(parse_config({{"model_type", "granitemoe"}}).attention_multiplier, 1) << "by default";
   ModelConfig plain = model;
   plain.attention_multiplier = 0;
   EXPECT_THAT(inexpressible(find_family("granitemoe"), plain), IsEmpty());
@@ -297,20 +240,20 @@ TEST(HfConfig, GranitesMultipliers) {
 TEST(HfConfig, YarnWithoutLengthsTakesThemFromTheContext) {
   json config = fixture_json("qwen3_moe_yarn");
   config["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
-  EXPECT_EQ(parse(config).rope.original_length, 256);
-  EXPECT_EQ(parse(config).rope.base, 10000.0);
+  EXPECT_EQ(parse_config(config).rope.original_length, 256);
+  EXPECT_EQ(parse_config(config).rope.base, 10000.0);
   config["rope_parameters"] = {{"rope_type", "yarn"},
                                {"factor", nullptr},
                                {"original_max_position_embeddings", 64},
                                {"beta_fast", 0}};
-  EXPECT_EQ(parse(config).rope.factor, 4.0);
-  EXPECT_EQ(parse(config).rope.beta_fast, 32.0) << "0 is 'not given' in transformers";
+  EXPECT_EQ(parse_config(config).rope.factor, 4.0);
+  EXPECT_EQ(parse_config(config).rope.beta_fast, 32.0) << "0 is 'not given' in transformers";
   config["original_max_position_embeddings"] = 32;
-  EXPECT_EQ(parse(config).rope.original_length, 32);
+  EXPECT_EQ(parse_config(config).rope.original_length, 32);
 }
 
 TEST(HfConfig, BalanceIsThatOfAllLayersTogether) {
-  const ModelConfig model = parse(fixture_json("qwen3_moe"));
+  const ModelConfig model = parse_config(fixture_json("qwen3_moe"));
   EXPECT_EQ(model.moe.balance_scope, BalanceTokens::kModel);
   EXPECT_DOUBLE_EQ(model.moe.balance_coefficient, 0.01 * 4);
 }
@@ -318,13 +261,13 @@ TEST(HfConfig, BalanceIsThatOfAllLayersTogether) {
 TEST(HfConfig, JitterIsReadAndWritten) {
   for (const char* family : {"mixtral", "minimax_m2"}) {
     json config = fixture_json(family);
-    EXPECT_EQ(parse(config).moe.router_jitter, 0);
+    EXPECT_EQ(parse_config(config).moe.router_jitter, 0);
     config["router_jitter_noise"] = 0.01;
-    const ModelConfig model = parse(config);
+    const ModelConfig model = parse_config(config);
     EXPECT_DOUBLE_EQ(model.moe.router_jitter, 0.01);
     EXPECT_TRUE(model.moe.jitter_experts) << "transformers jitters what experts read, too";
     const std::string written = write_hf_config(find_family(family), model, DType::kF32, 64);
-    EXPECT_DOUBLE_EQ(parse(json::parse(written)).moe.router_jitter, 0.01);
+    EXPECT_DOUBLE_EQ(parse_config(json::parse(written)).moe.router_jitter, 0.01);
   }
 }
 
@@ -346,12 +289,12 @@ TEST(HfConfigRefusal, NamesKeysByTheFamilysSpelling) {
 
 TEST(HfConfig, Qwen3NextHasGatedDeltaNetWhereItSaysSo) {
   json config = fixture_json("qwen3_next");
-  EXPECT_THAT(parse(config).delta_layers, ElementsAre(0, 2)) << "listed";
+  EXPECT_THAT(parse_config(config).delta_layers, ElementsAre(0, 2)) << "listed";
   config.erase("layer_types");
   config["full_attention_interval"] = 3;
-  EXPECT_THAT(parse(config).delta_layers, ElementsAre(0, 1)) << "all but every third";
+  EXPECT_THAT(parse_config(config).delta_layers, ElementsAre(0, 1)) << "all but every third";
   config.erase("full_attention_interval");
-  EXPECT_THAT(parse(config).delta_layers, ElementsAre(0, 1, 2)) << "all but every fourth";
+  EXPECT_THAT(parse_config(config).delta_layers, ElementsAre(0, 1, 2)) << "all but every fourth";
 }
 
 /// Qwen3.5 as it is published, with encoders of images.
@@ -377,13 +320,13 @@ TEST(HfConfig, OfAModelWithEncodersTheTextPartIsRead) {
               ElementsAre());
   json untied = whole_config();
   untied.erase("tie_word_embeddings");
-  EXPECT_FALSE(parse(untied).tie_embeddings);
+  EXPECT_FALSE(parse_config(untied).tie_embeddings);
 }
 
 TEST(HfConfigRefusal, NamesWhatAModelWithEncodersMayNotSay) {
   const auto error = [](const json& config) -> std::string {
     try {
-      parse(config);
+      parse_config(config);
     } catch (const UserError& found) {
       return found.what();
     }
@@ -410,28 +353,28 @@ TEST(HfConfigRefusal, NamesWhatAModelWithEncodersMayNotSay) {
 
 TEST(HfConfig, GraniteHybridsHaveMambaWhereTheySaySo) {
   json config = fixture_json("granitemoehybrid");
-  EXPECT_THAT(parse(config).mamba_layers, ElementsAre(0, 2));
-  EXPECT_EQ(parse(config).rotary_dim(), 0);
+  EXPECT_THAT(parse_config(config).mamba_layers, ElementsAre(0, 2));
+  EXPECT_EQ(parse_config(config).rotary_dim(), 0);
   config["layer_types"] = {"attention", "mamba", "attention"};
   config["position_embedding_type"] = "rope";
-  EXPECT_THAT(parse(config).mamba_layers, ElementsAre(1)) << "the published names";
-  EXPECT_EQ(parse(config).rotary_dim(), 8);
+  EXPECT_THAT(parse_config(config).mamba_layers, ElementsAre(1)) << "the published names";
+  EXPECT_EQ(parse_config(config).rotary_dim(), 8);
   config.erase("layer_types");
-  EXPECT_THAT(parse(config).mamba_layers, ElementsAre(0, 1, 2));
+  EXPECT_THAT(parse_config(config).mamba_layers, ElementsAre(0, 1, 2));
   config["time_step_limit"] = json::array({0.0, {{"__float__", "Infinity"}}});
-  EXPECT_EQ(parse(config).mamba.max_step, 0);
+  EXPECT_EQ(parse_config(config).mamba.max_step, 0);
 }
 
 TEST(HfConfig, NemotronsLayersAreListedOrSpelled) {
   json config = fixture_json("nemotron_h");
-  const ModelConfig listed = parse(config);
+  const ModelConfig listed = parse_config(config);
   EXPECT_THAT(listed.mamba_layers, ElementsAre(0, 4));
   EXPECT_THAT(listed.layers_without_mixer, ElementsAre(1, 3, 5));
   EXPECT_EQ(listed.num_moe_layers(), 2);
   config.erase("layers_block_type");
   config["hybrid_override_pattern"] = "ME*-ME";
   config["num_hidden_layers"] = 6;
-  EXPECT_THAT(find_differences(parse(config), listed), IsEmpty());
+  EXPECT_THAT(find_differences(parse_config(config), listed), IsEmpty());
 }
 
 TEST(HfConfigRefusal, NamesWhatIsNotSupportedOfHybrids) {

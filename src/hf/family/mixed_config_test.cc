@@ -5,69 +5,54 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/file/file.h"
 #include "hf/family/hf_config.h"
 #include "hf/family/write_config.h"
-#include "hf/testing.h"
+#include "hf/testing/config_cases.h"
 
 namespace tessera {
 namespace {
 
 using nlohmann::json;
 using ::testing::ElementsAre;
+using testing::error_of;
+using testing::fixture_json;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-json fixture_json(const std::string& name) {
-  return json::parse(read_text_file(hf_fixture(name) / "config.json"));
-}
-
-ModelConfig parse(const json& config) {
-  return parse_hf_config(config.dump(), "config.json").model;
-}
-
-std::string error_of(const json& config) {
-  try {
-    parse(config);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using testing::parse_config;
 
 TEST(MixedConfig, ExaoneRotatesWindowsAlone) {
   json config = fixture_json("exaone_moe");
-  ModelConfig model = parse(config);
+  ModelConfig model = parse_config(config);
   EXPECT_THAT(model.window_layers, ElementsAre(0, 2));
   EXPECT_TRUE(model.own_window_rope);
   EXPECT_EQ(model.rope.fraction, 0);
   EXPECT_EQ(model.window_rope.base, 500);
   EXPECT_THAT(model.moe.dense_layers, ElementsAre(1));
   config.erase("layer_types");
-  EXPECT_EQ(parse(config).window_layers.size(), 0) << "the first four of a pattern";
-  EXPECT_EQ(parse(config).rope.base, 500) << "all layers have a window";
+  EXPECT_EQ(parse_config(config).window_layers.size(), 0) << "the first four of a pattern";
+  EXPECT_EQ(parse_config(config).rope.base, 500) << "all layers have a window";
   config["sliding_window_pattern"] = 2;
   config.erase("mlp_layer_types");
-  EXPECT_THAT(parse(config).window_layers, ElementsAre(0, 2));
-  EXPECT_EQ(parse(config).moe.first_dense_layers, 1);
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(0, 2));
+  EXPECT_EQ(parse_config(config).moe.first_dense_layers, 1);
   config["sliding_window_pattern"] = "LLG";
   EXPECT_THAT(error_of(config), HasSubstr("sliding_window_pattern"))
       << "transformers' arithmetic fails there too";
   config["layer_types"] = {"full_attention", "full_attention", "full_attention"};
-  EXPECT_EQ(parse(config).rotary_dim(), 0) << "there is a window, though no layer has it";
+  EXPECT_EQ(parse_config(config).rotary_dim(), 0) << "there is a window, though no layer has it";
   config["sliding_window"] = nullptr;
-  EXPECT_EQ(parse(config).rotary_dim(), 12);
+  EXPECT_EQ(parse_config(config).rotary_dim(), 12);
 }
 
 TEST(MixedConfig, RopeParametersAreByTypeOfLayer) {
   json config = fixture_json("mellum");
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_config(config);
   EXPECT_THAT(model.window_layers, ElementsAre(1));
   EXPECT_EQ(model.rope.scaling, RopeScaling::kYarn);
   EXPECT_EQ(model.window_rope.base, 100);
   config["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention"};
   config["rope_parameters"].erase("full_attention");
-  EXPECT_EQ(parse(config).rope.base, 100) << "the type that no layer has may be missing";
+  EXPECT_EQ(parse_config(config).rope.base, 100) << "the type that no layer has may be missing";
   config["layer_types"] = {"sliding_attention", "sliding_attention", "full_attention"};
   EXPECT_THAT(error_of(config), HasSubstr("full_attention is missing"));
   config = fixture_json("mellum");
@@ -82,12 +67,12 @@ TEST(MixedConfig, RopeParametersAreByTypeOfLayer) {
   config = fixture_json("mellum");
   config["rope_parameters"]["full_attention"]["partial_rotary_factor"] = 0.5;
   EXPECT_THAT(error_of(config), HasSubstr("partial_rotary_factor"));
-  EXPECT_EQ(parse({{"model_type", "mellum"}}).rope.base, 500000) << "the default";
+  EXPECT_EQ(parse_config({{"model_type", "mellum"}}).rope.base, 500000) << "the default";
 }
 
 TEST(MixedConfig, HeadsMayDependOnTheWindow) {
   json config = fixture_json("laguna");
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_config(config);
   EXPECT_EQ(model.num_heads, 4);
   EXPECT_EQ(model.window_heads, 6);
   EXPECT_EQ(model.gate_function, AttentionGate::kSoftplusOfHeads);
@@ -99,7 +84,7 @@ TEST(MixedConfig, HeadsMayDependOnTheWindow) {
   config["gating"] = false;
   EXPECT_THAT(error_of(config), HasSubstr("gating"));
   config["gating"] = "per-element";
-  EXPECT_EQ(parse(config).gate_function, AttentionGate::kSoftplus);
+  EXPECT_EQ(parse_config(config).gate_function, AttentionGate::kSoftplus);
   config["moe_router_logit_softcapping"] = 30.0;
   EXPECT_THAT(error_of(config), HasSubstr("moe_router_logit_softcapping"));
   config = fixture_json("laguna");
@@ -109,7 +94,7 @@ TEST(MixedConfig, HeadsMayDependOnTheWindow) {
 
 TEST(MixedConfig, MimosWindowsHaveTwiceTheKeyHeads) {
   const json config = fixture_json("mimo_v2_flash");
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_config(config);
   EXPECT_EQ(model.num_kv_heads, 2);
   EXPECT_EQ(model.window_kv_heads, 4);
   EXPECT_TRUE(model.window_sinks && !model.attention_sinks);
@@ -118,14 +103,14 @@ TEST(MixedConfig, MimosWindowsHaveTwiceTheKeyHeads) {
   json changed = config;
   changed["attention_value_scale"] = nullptr;
   changed["routed_scaling_factor"] = nullptr;
-  EXPECT_EQ(parse(changed).value_multiplier, 1);
-  EXPECT_EQ(parse(changed).moe.score_scale, 1);
+  EXPECT_EQ(parse_config(changed).value_multiplier, 1);
+  EXPECT_EQ(parse_config(changed).moe.score_scale, 1);
   changed["layer_types"] = {"full_attention", "full_attention", "full_attention"};
-  EXPECT_EQ(parse(changed).window_kv_heads, 0);
+  EXPECT_EQ(parse_config(changed).window_kv_heads, 0);
   changed["rope_parameters"]["full_attention"] = {
       {"rope_type", "linear"}, {"rope_theta", 10.0}, {"factor", 2.0}};
   EXPECT_THAT(error_of(changed), HasSubstr("'partial_rotary_factor' is missing"));
-  const ModelConfig published = parse({{"model_type", "mimo_v2_flash"}});
+  const ModelConfig published = parse_config({{"model_type", "mimo_v2_flash"}});
   EXPECT_EQ(published.window_layers.size(), 39);
   EXPECT_EQ(published.rotary_dim(), 64);
 }
@@ -133,13 +118,13 @@ TEST(MixedConfig, MimosWindowsHaveTwiceTheKeyHeads) {
 TEST(MixedConfig, EqualRotationsAreOne) {
   json config = fixture_json("mellum");
   config["rope_parameters"]["sliding_attention"] = config["rope_parameters"]["full_attention"];
-  EXPECT_FALSE(parse(config).own_window_rope);
-  EXPECT_THAT(inexpressible(find_family("mellum"), parse(config)), IsEmpty());
+  EXPECT_FALSE(parse_config(config).own_window_rope);
+  EXPECT_THAT(inexpressible(find_family("mellum"), parse_config(config)), IsEmpty());
 }
 
 TEST(MixedConfig, ConvolutionsStandWhereLayerTypesSay) {
   json config = fixture_json("lfm2_moe");
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_config(config);
   EXPECT_THAT(model.conv_layers, ElementsAre(0, 2, 3));
   EXPECT_TRUE(model.moe.expert_bias);
   EXPECT_EQ(model.norm_eps, 1e-3);
@@ -149,16 +134,16 @@ TEST(MixedConfig, ConvolutionsStandWhereLayerTypesSay) {
   EXPECT_THAT(error_of(config), HasSubstr("layer_types"));
   config = fixture_json("lfm2_moe");
   config["tie_embedding"] = false;
-  EXPECT_FALSE(parse(config).tie_embeddings) << "the published name, which comes first";
+  EXPECT_FALSE(parse_config(config).tie_embeddings) << "the published name, which comes first";
   config["use_expert_bias"] = false;
-  EXPECT_FALSE(parse(config).moe.expert_bias);
+  EXPECT_FALSE(parse_config(config).moe.expert_bias);
   config["hidden_act"] = "gelu";
   EXPECT_THAT(error_of(config), HasSubstr("only silu"));
 }
 
 TEST(MixedConfig, Llamas4ChunksStandWhereItRotates) {
   json config = fixture_json("llama4");
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_config(config);
   EXPECT_EQ(model.window, 7);
   EXPECT_EQ(model.window_kind, WindowKind::kChunked);
   EXPECT_THAT(model.window_layers, ElementsAre(0, 2, 3));
@@ -179,15 +164,15 @@ TEST(MixedConfig, Llamas4ChunksStandWhereItRotates) {
   config["no_rope_layers"] = {1, 0, 1};
   EXPECT_THAT(error_of(config), HasSubstr("a number for each of the 4 layers"));
   config["no_rope_layers"] = json::array();
-  EXPECT_THAT(parse(config).window_layers, ElementsAre(0, 1, 2)) << "all but every fourth";
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(0, 1, 2)) << "all but every fourth";
   config["no_rope_layers"] = {1, 1, 1, 1};
-  EXPECT_EQ(parse(config).rope.base, 500);
-  EXPECT_EQ(parse(config).temperature_scale, 0) << "all layers are rotated";
-  EXPECT_THAT(inexpressible(find_family("llama4_text"), parse(config)), IsEmpty());
+  EXPECT_EQ(parse_config(config).rope.base, 500);
+  EXPECT_EQ(parse_config(config).temperature_scale, 0) << "all layers are rotated";
+  EXPECT_THAT(inexpressible(find_family("llama4_text"), parse_config(config)), IsEmpty());
   config["no_rope_layers"] = {0, 0, 0, 0};
-  EXPECT_EQ(parse(config).window, 0);
-  EXPECT_EQ(parse(config).rotary_dim(), 0);
-  EXPECT_THAT(inexpressible(find_family("llama4_text"), parse(config)), IsEmpty());
+  EXPECT_EQ(parse_config(config).window, 0);
+  EXPECT_EQ(parse_config(config).rotary_dim(), 0);
+  EXPECT_THAT(inexpressible(find_family("llama4_text"), parse_config(config)), IsEmpty());
   config = fixture_json("llama4");
   config["attention_chunk_size"] = nullptr;
   EXPECT_THAT(error_of(config), HasSubstr("'attention_chunk_size' must be an integer"))
@@ -195,8 +180,8 @@ TEST(MixedConfig, Llamas4ChunksStandWhereItRotates) {
   config = fixture_json("llama4");
   config["moe_layers"] = nullptr;
   config["interleave_moe_layer_step"] = 2;
-  EXPECT_EQ(parse(config).moe.first_dense_layers, 1);
-  EXPECT_THAT(parse(config).moe.dense_layers, ElementsAre(2));
+  EXPECT_EQ(parse_config(config).moe.first_dense_layers, 1);
+  EXPECT_THAT(parse_config(config).moe.dense_layers, ElementsAre(2));
 }
 
 TEST(MixedConfig, OfLlama4WithEncodersTheTextPartIsRead) {
@@ -209,12 +194,12 @@ TEST(MixedConfig, OfLlama4WithEncodersTheTextPartIsRead) {
                       {"text_config", text}};
   const ImportedConfig imported = parse_hf_config(whole.dump(), "config.json");
   EXPECT_TRUE(imported.of_whole);
-  EXPECT_THAT(find_differences(imported.model, parse(fixture_json("llama4"))), IsEmpty());
+  EXPECT_THAT(find_differences(imported.model, parse_config(fixture_json("llama4"))), IsEmpty());
 }
 
 TEST(MixedConfig, GemmasLayersWithoutAWindowHaveHeadsOfTheirOwn) {
   const json config = fixture_json("gemma4_text");
-  const ModelConfig model = parse(config);
+  const ModelConfig model = parse_config(config);
   EXPECT_EQ(model.head_size, 16);
   EXPECT_EQ(model.num_kv_heads, 1);
   EXPECT_EQ(model.window_head_size, 8);
@@ -231,10 +216,10 @@ TEST(MixedConfig, GemmasLayersWithoutAWindowHaveHeadsOfTheirOwn) {
   older.erase("per_layer_config");
   older["global_head_dim"] = 16;
   older["num_global_key_value_heads"] = 1;
-  EXPECT_THAT(find_differences(parse(older), model), IsEmpty());
+  EXPECT_THAT(find_differences(parse_config(older), model), IsEmpty());
   older["attention_k_eq_v"] = false;
-  EXPECT_EQ(parse(older).num_kv_heads, 2) << "what transformers does not read then";
-  const ModelConfig dense = parse(fixture_json("gemma4_text_dense"));
+  EXPECT_EQ(parse_config(older).num_kv_heads, 2) << "what transformers does not read then";
+  const ModelConfig dense = parse_config(fixture_json("gemma4_text_dense"));
   EXPECT_EQ(dense.moe.num_experts, 0);
   EXPECT_EQ(dense.inner_size, 40);
   EXPECT_EQ(dense.window_head_size, 0);
@@ -244,17 +229,15 @@ TEST(MixedConfig, GemmasLastLayerHasNoWindow) {
   json config = fixture_json("gemma4_text");
   config["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
   config["per_layer_config"] = json::object();
-  EXPECT_EQ(parse(config).window, 0);
+  EXPECT_EQ(parse_config(config).window, 0);
   config["num_hidden_layers"] = 9;
   config.erase("layer_types");
-  EXPECT_THAT(parse(config).window_layers, ElementsAre(0, 1, 2, 3, 4, 6, 7));
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(0, 1, 2, 3, 4, 6, 7));
 }
 
 TEST(MixedConfig, NamesWhatOfGemmaIsNotSupported) {
   const auto error_with = [](const char* key, const json& value) {
-    json config = fixture_json("gemma4_text");
-    config[key] = value;
-    return error_of(config);
+    return testing::error_with("gemma4_text", key, value);
   };
   EXPECT_THAT(error_with("hidden_size_per_layer_input", 8), HasSubstr("inputs of each layer"));
   EXPECT_THAT(error_with("num_kv_shared_layers", 1), HasSubstr("num_kv_shared_layers"));
@@ -291,7 +274,7 @@ TEST(MixedConfig, ModelsOfMixedLayersFindTheirFamilies) {
     EXPECT_THAT(inexpressible(*imported.family, imported.model), IsEmpty());
     EXPECT_EQ(find_family_for(imported.model).model_type, imported.family->model_type);
   }
-  ModelConfig model = parse(fixture_json("lfm2_moe"));
+  ModelConfig model = parse_config(fixture_json("lfm2_moe"));
   model.window = 4;
   model.window_layers = {1};
   model.own_window_rope = true;
