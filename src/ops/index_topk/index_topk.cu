@@ -5,7 +5,9 @@
 
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
+#include "ops/cuda/parts.cuh"
 #include "ops/cuda/vector.cuh"
+#include "ops/float_word.h"
 #include "ops/index_topk/index_topk_kernels.h"
 #include "ops/paged_attention/pages.h"
 
@@ -30,18 +32,6 @@ struct Seen {
   }
 };
 
-// The sequence that a token is of: bounds[s] <= token < bounds[s + 1].
-__device__ int find_sequence(const int32_t* bounds, int num_sequences, int64_t token) {
-  int low = 0;
-  int high = num_sequences;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (bounds[middle] <= token ? low : high) = middle;
-  }
-  // Empty sequences begin where the next one does.
-  return low;
-}
-
 __device__ Seen find_seen(const IndexQueries& call, int64_t token) {
   if (call.cu_seqlens == nullptr) {
     const int length = call.lengths[0];
@@ -49,7 +39,7 @@ __device__ Seen find_seen(const IndexQueries& call, int64_t token) {
     return {static_cast<int>(length - call.num_tokens + token + 1), 0, nullptr};
   }
   if (token >= call.cu_seqlens[call.num_sequences]) return {0, 0, nullptr};
-  const int sequence = find_sequence(call.cu_seqlens, call.num_sequences, token);
+  const int sequence = find_part(call.cu_seqlens, call.num_sequences, static_cast<int>(token));
   const int begin = call.cu_seqlens[sequence];
   if (call.page_table == nullptr) return {static_cast<int>(token - begin + 1), begin, nullptr};
   const int added = call.cu_seqlens[sequence + 1] - begin;
@@ -57,12 +47,6 @@ __device__ Seen find_seen(const IndexQueries& call, int64_t token) {
   if (length < added || length > call.longest) fail("the length of a sequence", length);
   return {static_cast<int>(length - added + token - begin + 1), 0,
           call.page_table + static_cast<int64_t>(sequence) * call.pages_per_sequence};
-}
-
-// In the order of the scores; -0 is 0.
-__device__ __forceinline__ uint32_t order_of(float score) {
-  const uint32_t bits = __float_as_uint(score + 0.0F);
-  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
 
 struct Shared {
@@ -132,7 +116,7 @@ __device__ void score_seen(const IndexQueries& call, const Seen& seen, int heads
 #pragma unroll
     for (int k = 0; k < kKeys; ++k) {
       const int position = first + k * kThreads;
-      if (position < seen.count) to[position] = order_of(scores[k]);
+      if (position < seen.count) to[position] = ordered_word(scores[k]);
     }
   }
 }

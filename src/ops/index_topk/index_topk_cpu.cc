@@ -1,9 +1,9 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "ops/cpu_dispatch.h"
+#include "ops/float_word.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/paged_attention/pages.h"
 #include "ops/sequence_bounds.h"
@@ -37,9 +37,7 @@ constexpr int64_t kHeadsAtOnce = kVectorsAtOnce * simd::kLanes;
 /// A number for each (score, position) in the order of the choice: larger scores are larger, of
 /// equal ones later positions. NaN comes out above or below all others, by its sign.
 uint64_t rank_of(float score, int64_t position) {
-  const auto bits = std::bit_cast<uint32_t>(score + 0.0F);  // -0 becomes 0
-  const uint32_t ordered = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-  return static_cast<uint64_t>(ordered) << 32 | static_cast<uint64_t>(position);
+  return static_cast<uint64_t>(ordered_word(score)) << 32 | static_cast<uint64_t>(position);
 }
 
 int64_t position_of(uint64_t rank) {

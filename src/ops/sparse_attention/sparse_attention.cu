@@ -70,6 +70,34 @@ __device__ __forceinline__ T* head_row(T* data, int64_t row, int num_heads, int 
   return data + (row * num_heads + head) * size;
 }
 
+template <typename T, typename Row>
+__device__ __forceinline__ Row load_head(const void* data, int64_t row, int num_heads, int head,
+                                         int size) {
+  Row result;
+  result.load_from(head_row(static_cast<const T*>(data), row, num_heads, head, size), size);
+  return result;
+}
+
+// A token's query, or another of its rows that has the size of values.
+template <typename T, typename Row>
+__device__ __forceinline__ Row load_query(const SparseQueries& call, int64_t token, int head) {
+  return load_head<T, Row>(call.q, token, call.num_heads, head, call.head_size);
+}
+template <typename T, typename Row>
+__device__ __forceinline__ Row load_output(const SparseQueries& call, const void* data,
+                                           int64_t token, int head) {
+  return load_head<T, Row>(data, token, call.num_heads, head, call.head_size_v);
+}
+
+template <typename T, typename Row>
+__device__ __forceinline__ Row load_key(const SparseQueries& call, int64_t row, int kv_head) {
+  return load_head<T, Row>(call.k, row, call.num_kv_heads, kv_head, call.head_size);
+}
+template <typename T, typename Row>
+__device__ __forceinline__ Row load_value(const SparseQueries& call, int64_t row, int kv_head) {
+  return load_head<T, Row>(call.v, row, call.num_kv_heads, kv_head, call.head_size_v);
+}
+
 // Calls visit(row) for the rows chosen for a token, one for all lanes. Lanes load 32 at a time.
 template <typename Visit>
 __device__ __forceinline__ void for_each_chosen(const SparseQueries& call, int64_t token,
@@ -122,9 +150,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int head = static_cast<int>(item % call.num_heads);
   const int kv_head = head / (call.num_heads / call.num_kv_heads);
   const float factor = call.scale * kLog2E;
-  Row q;
-  q.load_from(head_row(static_cast<const T*>(call.q), token, call.num_heads, head, call.head_size),
-              call.head_size);
+  const Row q = load_query<T, Row>(call, token, head);
   OnlineSoftmax<kWidth, kElements> softmax;
   softmax.o.clear();
   for_each_chosen(call, token, [&](int32_t own, int count) {
@@ -134,13 +160,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int64_t row = __shfl_sync(0xFFFFFFFF, own, min(first + i, count - 1));
-        Row key;
-        key.load_from(head_row(static_cast<const T*>(call.k), row, call.num_kv_heads, kv_head,
-                               call.head_size),
-                      call.head_size);
-        values[i].load_from(head_row(static_cast<const T*>(call.v), row, call.num_kv_heads, kv_head,
-                                     call.head_size_v),
-                            call.head_size_v);
+        const Row key = load_key<T, Row>(call, row, kv_head);
+        values[i] = load_value<T, Row>(call, row, kv_head);
         scores[i] = q.dot(key);
       }
 #pragma unroll
@@ -186,17 +207,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int head = static_cast<int>(item % call.num_heads);
   const int kv_head = head / (call.num_heads / call.num_kv_heads);
   const int64_t of_head = head * call.num_tokens + token;
-  Row q;
-  Row o;
-  Row grad_o;
-  q.load_from(head_row(static_cast<const T*>(call.q), token, call.num_heads, head, call.head_size),
-              call.head_size);
-  o.load_from(
-      head_row(static_cast<const T*>(grads.o), token, call.num_heads, head, call.head_size_v),
-      call.head_size_v);
-  grad_o.load_from(
-      head_row(static_cast<const T*>(grads.grad_o), token, call.num_heads, head, call.head_size_v),
-      call.head_size_v);
+  const Row q = load_query<T, Row>(call, token, head);
+  const Row o = load_output<T, Row>(call, grads.o, token, head);
+  const Row grad_o = load_output<T, Row>(call, grads.grad_o, token, head);
   const float delta =
       sum_lanes(o.dot(grad_o)) - (grads.grad_lse == nullptr ? 0.0F : grads.grad_lse[of_head]);
   const float lse = grads.lse[of_head];
@@ -206,14 +219,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   for_each_chosen(call, token, [&](int32_t own, int count) {
     for (int i = 0; i < count; ++i) {
       const int64_t row = __shfl_sync(0xFFFFFFFF, own, i);
-      Row key;
-      Row value;
-      key.load_from(
-          head_row(static_cast<const T*>(call.k), row, call.num_kv_heads, kv_head, call.head_size),
-          call.head_size);
-      value.load_from(head_row(static_cast<const T*>(call.v), row, call.num_kv_heads, kv_head,
-                               call.head_size_v),
-                      call.head_size_v);
+      const Row key = load_key<T, Row>(call, row, kv_head);
+      const Row value = load_value<T, Row>(call, row, kv_head);
       const float score = sum_lanes(q.dot(key));
       const float grad_prob = sum_lanes(grad_o.dot(value));
       sum.add(differentiate(call, score, grad_prob, lse, delta).score, key);
@@ -264,14 +271,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (row >= call.num_rows) return;
   const int kv_head = static_cast<int>(item % call.num_kv_heads);
   const int group = call.num_heads / call.num_kv_heads;
-  Row key;
-  Row value;
-  key.load_from(
-      head_row(static_cast<const T*>(call.k), row, call.num_kv_heads, kv_head, call.head_size),
-      call.head_size);
-  value.load_from(
-      head_row(static_cast<const T*>(call.v), row, call.num_kv_heads, kv_head, call.head_size_v),
-      call.head_size_v);
+  const Row key = load_key<T, Row>(call, row, kv_head);
+  const Row value = load_value<T, Row>(call, row, kv_head);
   Row key_sum;
   Row value_sum;
   key_sum.clear();
@@ -279,14 +280,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t words = divide_up(call.num_tokens, 32);
   for_each_chooser(grads.choosers + row * words, words, [&](int64_t token) {
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      Row q;
-      Row grad_o;
-      q.load_from(
-          head_row(static_cast<const T*>(call.q), token, call.num_heads, head, call.head_size),
-          call.head_size);
-      grad_o.load_from(head_row(static_cast<const T*>(grads.grad_o), token, call.num_heads, head,
-                                call.head_size_v),
-                       call.head_size_v);
+      const Row q = load_query<T, Row>(call, token, head);
+      const Row grad_o = load_output<T, Row>(call, grads.grad_o, token, head);
       const int64_t of_head = head * call.num_tokens + token;
       const float score = sum_lanes(q.dot(key));
       const float grad_prob = sum_lanes(grad_o.dot(value));
