@@ -135,12 +135,12 @@ const float* floats(const Tensor* tensor) {
 }
 
 /// dweight += dlogitsᵀ · x for some columns of x, by this thread. Rows of BF16 x are widened to
-/// `room`, kWidenedRows at a time.
+/// `room`, kRouterProductRows at a time.
 void add_weight_gradient(const BackwardCall& c, const Tensor& x, int64_t col, int64_t num_cols,
                          float* room, float* grad_weight_EH) {
   const RouterSizes& s = c.sizes;
   const bool is_f32 = x.dtype == DType::kF32;
-  const int64_t step = is_f32 ? s.num_tokens : kWidenedRows;
+  const int64_t step = is_f32 ? s.num_tokens : kRouterProductRows;
   for (int64_t first = 0; first < s.num_tokens; first += step) {
     const int64_t num_rows = std::min(step, s.num_tokens - first);
     const int64_t at = first * s.hidden_size + col;

@@ -58,15 +58,15 @@ void multiply_rows(const float* x, const LogitWeights& weights, float* logits, i
   }
 }
 
-/// Rows of BF16 x are widened kWidenedRows at a time: of how many rows a product is decides on its
-/// bits, so they are not cut over threads.
+/// Rows of BF16 x are widened kRouterProductRows at a time: of how many rows a product is decides
+/// on its bits, so they are not cut over threads.
 void compute_logits(const Tensor& x, const LogitWeights& weights, float* logits, float* widened,
                     const RouterSizes& sizes) {
   if (x.dtype == DType::kF32) {
     return multiply_rows(x.as<float>(), weights, logits, sizes.num_tokens, sizes);
   }
-  for (int64_t first = 0; first < sizes.num_tokens; first += kWidenedRows) {
-    const int64_t num_rows = std::min(kWidenedRows, sizes.num_tokens - first);
+  for (int64_t first = 0; first < sizes.num_tokens; first += kRouterProductRows) {
+    const int64_t num_rows = std::min(kRouterProductRows, sizes.num_tokens - first);
     widen_rows({x.as<Bf16>() + first * sizes.hidden_size, sizes.hidden_size},
                {widened, sizes.hidden_size}, num_rows, sizes.hidden_size);
     multiply_rows(widened, weights, logits + first * sizes.num_experts, num_rows, sizes);

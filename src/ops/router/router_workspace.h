@@ -13,8 +13,8 @@ inline constexpr int64_t kRouterBlock = 64;
 /// Rows of BF16 x that have room to be widened at a time, by all threads together.
 inline constexpr int64_t kRouterWidenedRows = 1024;
 /// Rows that a product with BF16 x takes at a time: its bits depend on it.
-inline constexpr int64_t kWidenedRows = 512;
-static_assert(kWidenedRows <= kRouterWidenedRows);
+inline constexpr int64_t kRouterProductRows = 512;
+static_assert(kRouterProductRows <= kRouterWidenedRows);
 /// Rows of E floats that a block of tokens has for scratch.
 inline constexpr int64_t kRouterScratchRows = 4;
 
