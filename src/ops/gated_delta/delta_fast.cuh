@@ -12,17 +12,6 @@ namespace tessera::cuda {
 
 constexpr int kFastPadding = 8;  // of rows in shared memory
 constexpr int kSquareStride = kDeltaRows + kFastPadding;
-constexpr int kFastThreads = 256;
-constexpr int kRowWarps = 4;  // of a product's rows; the others share its columns
-constexpr int kColumnWarps = kFastThreads / 32 / kRowWarps;
-
-__device__ __forceinline__ int warp_row() {
-  return static_cast<int>(threadIdx.x) / 32 / kColumnWarps;
-}
-__device__ __forceinline__ int warp_column() {
-  return static_cast<int>(threadIdx.x) / 32 % kColumnWarps;
-}
-
 /// A thread's vectors of kRows by kColumns, of which rows in shared memory are padded: all in one
 /// column, kStep rows apart.
 template <int kRows, int kColumns, int kThreads>
@@ -37,7 +26,7 @@ struct RowVectors {
 };
 
 /// Starts to copy the first `rows` rows of kRows by kColumns to shared memory, with zeros behind.
-template <int kRows, int kColumns, int kThreads = kFastThreads>
+template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void copy_rows(BFloat16* to, const BFloat16* from, int64_t stride,
                                           int rows) {
   using Vectors = RowVectors<kRows, kColumns, kThreads>;
@@ -53,7 +42,7 @@ __device__ __forceinline__ void copy_rows(BFloat16* to, const BFloat16* from, in
 }
 
 /// Rows in shared memory to global memory.
-template <int kRows, int kColumns, int kThreads = kFastThreads>
+template <int kRows, int kColumns, int kThreads>
 __device__ __forceinline__ void write_rows(BFloat16* to, int64_t stride, const BFloat16* from) {
   using Vectors = RowVectors<kRows, kColumns, kThreads>;
   const Vectors own;
@@ -110,6 +99,74 @@ struct FastPlace {
     return task() * (static_cast<int64_t>(x.key_size) * x.value_size);
   }
 };
+
+/// Two neighbouring columns of P and A.
+struct SquareColumns {
+  int2 starts;
+  float2 sums;
+  float2 keys;  // 1 / |k_j|
+
+  __device__ __forceinline__ SquareColumns(const DeltaFactors& c, int column)
+      : starts(*reinterpret_cast<const int2*>(c.starts + column)),
+        sums(*reinterpret_cast<const float2*>(c.sums + column)),
+        keys(*reinterpret_cast<const float2*>(c.k_inverse + column)) {}
+};
+
+constexpr float kLog2E = 1.4426950408889634F;
+
+/// Row i of P, or of A where it is of keys: its elements' factors.
+struct SquareRow {
+  int idx;
+  int last;      // column that the row's token is reached by
+  int start;     // of its sequence
+  float sum;     // G_i
+  float key;     // 1 / |k_i|
+  float weight;  // what multiplies the row's gradients
+
+  __device__ __forceinline__ SquareRow(const DeltaFactors& c, int row, bool of_keys)
+      : idx(row),
+        last(of_keys ? row - 1 : row),
+        start(row < c.count ? c.starts[row] : INT32_MIN),
+        sum(c.sums[row]),
+        key(c.k_inverse[row]),
+        weight(of_keys ? -c.beta[row] * key : c.q_inverse[row]) {}
+  /// exp(G_i - G_j) / |k_j|, or 0 where j's token does not reach i's. Without branches.
+  __device__ __forceinline__ float factor(int j, int start_of_j, float sum_of_j,
+                                          float key_of_j) const {
+    const bool is_used = (j <= last) & (start_of_j == start);
+    float between;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(between) : "f"(fminf(sum - sum_of_j, 0.0F) * kLog2E));
+    return is_used ? between * key_of_j : 0;
+  }
+};
+
+/// Of the values of a chunk's rows 2 i and 2 i + 1, that a warp's lane i has: the sums from the
+/// beginning of each row's sequence to the row.
+__device__ __forceinline__ float2 sum_from_starts(float2 values, int2 starts) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (starts.x == starts.y) values.y += values.x;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float earlier = __shfl_up_sync(~0U, values.y, step);
+    const int start = __shfl_up_sync(~0U, starts.y, step);
+    if (lane >= step && start == starts.x) values.x += earlier;
+    if (lane >= step && start == starts.y) values.y += earlier;
+  }
+  return values;
+}
+/// The sums from each row to the end of its sequence.
+__device__ __forceinline__ float2 sum_to_ends(float2 values, int2 starts) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (starts.x == starts.y) values.x += values.y;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float later = __shfl_down_sync(~0U, values.x, step);
+    const int start = __shfl_down_sync(~0U, starts.x, step);
+    if (lane + step < 32 && start == starts.y) values.y += later;
+    if (lane + step < 32 && start == starts.x) values.x += later;
+  }
+  return values;
+}
 
 __device__ __forceinline__ const BFloat16* bf16(const void* data) {
   return static_cast<const BFloat16*>(data);

@@ -106,6 +106,9 @@ PlacedFastDelta place_fast(const GatedDeltaSpec& spec, int64_t tokens, DeltaPass
     x.state_grads = values(chunks * heads * spec.key_size * spec.value_size);
     x.written = values(tokens * heads * spec.value_size);
     x.of_right = values(tokens * heads * spec.value_size);
+    if (heads > spec.num_key_heads)
+      x.totals = workspace_part<float>(memory, layout.add<float>(3 * cuda::kDeltaFinishBlocks *
+                                                                 cuda::kDeltaRows * spec.key_size));
   }
   return {x, layout.num_bytes()};
 }

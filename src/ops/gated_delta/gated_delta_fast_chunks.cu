@@ -1,5 +1,6 @@
 // What a chunk needs of its own keys, on tensor cores but for the inverse.
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/tile/row_quads.cuh"
 #include "ops/gated_delta/delta_fast.cuh"
 
 namespace tessera::cuda {
@@ -51,49 +52,93 @@ __device__ __forceinline__ void invert_blocks(float* a) {
   }
 }
 
-/// sums += row [kSize] times columns of `right`.
-template <int kSize, int kColumns>
-__device__ __forceinline__ void add_row_product(float (&sums)[kColumns], const float* row,
-                                                const float* right) {
-#pragma unroll 4
-  for (int k = 0; k < kSize; ++k) {
-    const float factor = row[k];
-#pragma unroll
-    for (int c = 0; c < kColumns; c += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(right + k * kMatrixStride + c);
-      sums[c] += factor * four.x;
-      sums[c + 1] += factor * four.y;
-      sums[c + 2] += factor * four.z;
-      sums[c + 3] += factor * four.w;
-    }
+/// An F32 value as the sum of two that tensor cores take.
+struct SplitValue {
+  uint32_t high;
+  uint32_t low;
+
+  __device__ __forceinline__ explicit SplitValue(float x) {
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(x - __uint_as_float(high)));
   }
+};
+
+__device__ __forceinline__ void multiply_tf32(float (&sums)[4], const uint32_t (&a)[4],
+                                              const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/// A warp's 16 by 8 sums of left times right over kDepth, nearly as exact as F32's.
+template <int kDepth>
+__device__ __forceinline__ void multiply_exactly(float (&sums)[4], const float* left,
+                                                 const float* right) {
+  const int line = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int step = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int k = 0; k < kDepth; k += 8) {
+    uint32_t high_a[4];
+    uint32_t low_a[4];
+    uint32_t high_b[2];
+    uint32_t low_b[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const SplitValue x(left[(line + i % 2 * 8) * kMatrixStride + k + step + i / 2 * 4]);
+      high_a[i] = x.high;
+      low_a[i] = x.low;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const SplitValue x(right[(k + step + i * 4) * kMatrixStride + line]);
+      high_b[i] = x.high;
+      low_b[i] = x.low;
+    }
+    multiply_tf32(sums, low_a, high_b);
+    multiply_tf32(sums, high_a, low_b);
+    multiply_tf32(sums, high_a, high_b);
+  }
+}
+
+__device__ __forceinline__ void store_sums(float* to, const float (&sums)[4], float factor) {
+  to += static_cast<int>(threadIdx.x) % 32 / 4 * kMatrixStride +
+        static_cast<int>(threadIdx.x) % 4 * 2;
+  *reinterpret_cast<float2*>(to) = {factor * sums[0], factor * sums[1]};
+  *reinterpret_cast<float2*>(to + 8 * kMatrixStride) = {factor * sums[2], factor * sums[3]};
 }
 
 /// From inverses of neighbouring blocks of kSize on the diagonal those of blocks twice as large: of
 /// [[X, 0], [Y, Z]] that is [[X', 0], [-Z' Y X', Z']]. Ends with a barrier, as it begins.
 template <int kSize>
 __device__ __forceinline__ void join_blocks(float* a) {
-  constexpr int kOwners = kThreads * kSize * 2 / kDeltaRows;  // threads of a pair of blocks
-  constexpr int kColumns = kSize * kSize / kOwners;
-  const int pair = static_cast<int>(threadIdx.x) / kOwners;
-  const int own = static_cast<int>(threadIdx.x) % kOwners;
-  const int row = own / (kSize / kColumns);
-  const int column = own % (kSize / kColumns) * kColumns;
-  float* upper = a + pair * 2 * kSize * (kMatrixStride + 1);
+  constexpr int kPairs = kDeltaRows / (2 * kSize);
+  constexpr int kPairWarps = kThreads / 32 / kPairs;
+  constexpr int kColumns = kSize * kSize / 16 / kPairWarps;  // of a warp, which has 16 rows
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int row = warp % kPairWarps * kColumns / kSize * 16;
+  const int column = warp % kPairWarps * kColumns % kSize;
+  float* upper = a + warp / kPairWarps * 2 * kSize * (kMatrixStride + 1);
   float* lower = upper + kSize * kMatrixStride;
   float* to = lower + row * kMatrixStride + column;
-  float product[kColumns] = {};
-  __syncthreads();
-  add_row_product<kSize>(product, lower + row * kMatrixStride, upper + column);
+  float sums[kColumns / 8][4] = {};
   __syncthreads();
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) to[c] = -product[c];
-  __syncthreads();
-  float result[kColumns] = {};
-  add_row_product<kSize>(result, lower + row * kMatrixStride + kSize, lower + column);
+  for (int i = 0; i < kColumns / 8; ++i)
+    multiply_exactly<kSize>(sums[i], lower + row * kMatrixStride, upper + column + 8 * i);
   __syncthreads();
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) to[c] = result[c];
+  for (int i = 0; i < kColumns / 8; ++i) {
+    store_sums(to + 8 * i, sums[i], -1);
+    sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kColumns / 8; ++i)
+    multiply_exactly<kSize>(sums[i], lower + row * kMatrixStride + kSize, lower + column + 8 * i);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kColumns / 8; ++i) store_sums(to + 8 * i, sums[i], 1);
   __syncthreads();
 }
 
@@ -102,11 +147,13 @@ __device__ __forceinline__ void invert(BFloat16* inverse, float* a) {
   invert_blocks(a);
   join_blocks<kBlock>(a);
   join_blocks<2 * kBlock>(a);
-  for (int i = 2 * static_cast<int>(threadIdx.x); i < kDeltaSquare; i += 2 * kThreads) {
+#pragma unroll
+  for (int i = 4 * static_cast<int>(threadIdx.x); i < kDeltaSquare; i += 4 * kThreads) {
     const int row = i / kDeltaRows;
     const int column = i % kDeltaRows;
-    const float2 two = *reinterpret_cast<const float2*>(a + row * kMatrixStride + column);
-    store_pair(inverse + row * kSquareStride + column, two.x, two.y);
+    const float4 four = *reinterpret_cast<const float4*>(a + row * kMatrixStride + column);
+    *reinterpret_cast<uint2*>(inverse + row * kSquareStride + column) = {pack_pair(four.x, four.y),
+                                                                         pack_pair(four.z, four.w)};
   }
 }
 
@@ -135,30 +182,56 @@ __device__ __forceinline__ float inverse_length(const BFloat16* row) {
   return 1.0F / sqrtf(squares + kDeltaUnitEps);
 }
 
-/// The first 64 threads sum decays and measure queries, the others measure keys.
+/// The first 64 threads measure queries, the others keys; the last warp then sums decays.
 template <int kKeySize>
 __device__ __forceinline__ void make_factors(DeltaCoefficients& c, const FastPlace& at,
                                              const BFloat16* q, const BFloat16* k) {
   constexpr int kStride = kKeySize + kFastPadding;
   const int rows = at.count();
   const int i = static_cast<int>(threadIdx.x) % kDeltaRows;
-  const bool is_first_half = threadIdx.x < kDeltaRows;
-  float sum = 0;
-  if (is_first_half) {
-    const float inverse = inverse_length<kKeySize>(q + i * kStride);
+  const bool of_queries = threadIdx.x < kDeltaRows;
+  const float inverse = inverse_length<kKeySize>((of_queries ? q : k) + i * kStride);
+  if (of_queries) {
     c.q_inverse[i] = i < rows ? inverse * DeltaCoefficients::query_scale(kKeySize) : 0;
-    const int start = c.starts[i];
-#pragma unroll 16
-    for (int j = 0; j < kDeltaRows; ++j)
-      if (j <= i && c.starts[j] == start) sum += c.sums[j];
   } else {
-    const float inverse = inverse_length<kKeySize>(k + i * kStride);
     c.k_inverse[i] = i < rows ? inverse : 0;
   }
-  __syncthreads();
-  if (is_first_half) c.sums[i] = sum;
+  if (threadIdx.x >= kThreads - 32) {
+    const int first = static_cast<int>(threadIdx.x) % 32 * 2;
+    auto* sums = reinterpret_cast<float2*>(c.sums + first);
+    *sums = sum_from_starts(*sums, *reinterpret_cast<const int2*>(c.starts + first));
+  }
   __syncthreads();
   c.derive(static_cast<int>(threadIdx.x), at.chunk * kDeltaRows, rows);
+}
+
+/// From products of q and k to P, from those of k to A, for 16 rows from `first` on.
+template <int kKeySize>
+__device__ __forceinline__ void write_squares(ChunkShared<kKeySize>& shared,
+                                              const DeltaCoefficients& c, int first,
+                                              const WarpTile<16, kDeltaRows>& of_q,
+                                              const WarpTile<16, kDeltaRows>& of_k) {
+  const SquareRow rows[2] = {{c, first + of_q.row_of(0), false},
+                             {c, first + of_q.row_of(1), false}};
+#pragma unroll
+  for (int part = 0; part < kDeltaRows / 8; ++part) {
+    const int j = of_q.column_of(part);
+    const SquareColumns columns(c, j);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const SquareRow& row = rows[r];
+      const float2 factor = {row.factor(j, columns.starts.x, columns.sums.x, columns.keys.x),
+                             row.factor(j + 1, columns.starts.y, columns.sums.y, columns.keys.y)};
+      const float* of_p = of_q.sums[0][part] + 2 * r;
+      store_pair(shared.p + row.idx * kSquareStride + j, of_p[0] * row.weight * factor.x,
+                 of_p[1] * row.weight * factor.y);
+      const float* of_a = of_k.sums[0][part] + 2 * r;
+      const float key = c.beta[row.idx] * row.key;
+      *reinterpret_cast<float2*>(shared.a + row.idx * kMatrixStride + j) = {
+          row.idx == j ? 0 : of_a[0] * key * factor.x,
+          row.idx == j + 1 ? 0 : of_a[1] * key * factor.y};
+    }
+  }
 }
 
 template <int kKeySize>
@@ -189,19 +262,7 @@ __global__ void __launch_bounds__(kThreads, 5)
   WarpTile<16, kDeltaRows> tile;
   tile.add<true, true, kKeySize>(k, row, k, 0);
   __syncthreads();
-  // From products of q and k to P, from those of k to A.
-  combine_parts(of_q, tile, [&](int r, int part, float2 of_p, float2 of_a) {
-    const int i = row + tile.row_of(r);
-    const int j = tile.column_of(part);
-    const float2 between = {c.between_fast(i, j), c.between_fast(i, j + 1)};
-    const float2 factor = {c.k_inverse[j] * between.x, c.k_inverse[j + 1] * between.y};
-    const float query = c.q_inverse[i];
-    store_pair(shared.p + i * kSquareStride + j, of_p.x * query * factor.x,
-               of_p.y * query * factor.y);
-    const float key = c.beta[i] * c.k_inverse[i];
-    *reinterpret_cast<float2*>(shared.a + i * kMatrixStride + j) = {
-        i == j ? 0 : of_a.x * key * factor.x, i == j + 1 ? 0 : of_a.y * key * factor.y};
-  });
+  write_squares(shared, c, row, of_q, tile);
   __syncthreads();
   invert(shared.inverse, shared.a);
   for (int i = static_cast<int>(threadIdx.x); i < kFactorWords; i += kThreads)

@@ -1,422 +1,422 @@
 // All gradients of a chunk but those of v, on tensor cores, from the states before and their
-// gradients behind the chunks: a block takes a key head, whose gradients it sums over the value
-// heads that read it.
+// gradients behind the chunks. A block takes key heads of chunks in turn, whose gradients it sums
+// over the value heads that read them. One warpgroup feeds: what the next head or chunk needs
+// arrives while one is worked on, 64 columns of values at a time. Of the others the first makes the
+// gradients of q, the second those of k through rows of P and A and the state before, the third
+// those of k through columns and the state behind.
 #include "ops/cuda/dependent_launch.cuh"
-#include "ops/gated_delta/delta_fast.cuh"
+#include "ops/gated_delta/delta_finish.cuh"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
-constexpr int kSquareRows = 4;  // how the warps share two squares, one below the other
-constexpr int kSquareColumns = kWarps / kSquareRows;
-constexpr int kGroupRows = 4;  // how they share [64, Dk]
-constexpr int kGroupColumns = kWarps / kGroupRows;
-constexpr int kOwnRows = kDeltaRows / kGroupRows;
+using Roles = WarpRoles<32, 160, 3>;
+constexpr int kHalfSquare = kDeltaRows / 2;  // columns of a square that are made at once
 
-/// What rows of a chunk add to gradients of G and beta, in parts that are summed in order.
-struct FinishSums {
-  float of_rows[kSquareColumns][2 * kDeltaRows];  // of factors exp(G_i - G_j), by rows of P and A
-  float of_columns[kSquareRows][kDeltaRows];      // the same by columns
-  float of_beta[kSquareColumns][kDeltaRows];      // by rows of A
-  float reads_q[kGroupColumns][kDeltaRows];   // of q's gradients through the state before, times q
-  float reads_k[kGroupColumns][kDeltaRows];   // the same of k, without beta
-  float writes_k[kGroupColumns][kDeltaRows];  // of k's through the state behind, times k
-  float of_value[kDeltaRows];                 // of beta, by v
-  float of_kept[kWarps];
-  float decay[kDeltaRows];
-};
+/// Barriers of those that multiply; 0 is all threads'.
+enum NamedBarrier : uint32_t { kWork = 1, kSquaresFree, kWrites, kKeysThere, kKeysTaken };
 
 template <int kKeySize, int kValueSize>
-struct FinishShared {
-  static constexpr int kKeys = kDeltaRows * (kKeySize + kFastPadding);
-  static constexpr int kValues = kDeltaRows * (kValueSize + kFastPadding);
-  static constexpr int kState = kKeySize * (kValueSize + kFastPadding);
-  BFloat16 q[kKeys];
-  BFloat16 k[kKeys];
-  BFloat16 v[kValues];
-  BFloat16 grad_o[kValues];
-  BFloat16 of_right[kValues];
-  BFloat16 written[kValues];
-  BFloat16 state[kState];
-  BFloat16 state_grad[kState];
-  BFloat16 of_p[kDeltaRows * kSquareStride];
-  BFloat16 of_a[kDeltaRows * kSquareStride];
-  DeltaCoefficients c[2];  // of a head and the next
-  FinishSums sums;
-};
+class Finish {
+  using Shared = FinishShared<kKeySize>;
+  using Slice = FinishSlice<kKeySize>;
+  using Keys = typename Shared::Keys;
+  using KeyTile = GroupTile<kKeySize>;
+  using SquareTile = GroupTile<kDeltaRows>;
+  static constexpr int kSlices = kValueSize / kSlice;
 
-/// The sum over the four lanes that have a row's columns.
-__device__ __forceinline__ float sum_row_lanes(float x) {
-  return sum_lanes<4>(x);
-}
-/// The sum over the eight lanes that have a column's rows.
-__device__ __forceinline__ float sum_column_lanes(float x) {
-#pragma unroll
-  for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, step);
-  return x;
-}
+ public:
+  __device__ __forceinline__ Finish(const DeltaOperands& x, const FastDelta& scratch,
+                                    const DeltaGrads& grads, Shared& shared)
+      : x_(x),
+        scratch_(scratch),
+        grads_(grads),
+        shared_(shared),
+        group_(x.heads / x.key_heads),
+        num_tasks_(x.num_chunks() * x.key_heads) {}
 
-template <int kKeySize, int kValueSize>
-struct Finish {
-  static constexpr int kKeyStride = kKeySize + kFastPadding;
-  static constexpr int kValueStride = kValueSize + kFastPadding;
-  static constexpr int kOwnColumns = kKeySize / kGroupColumns;
-  using KeyTile = WarpTile<kOwnRows, kOwnColumns>;
-
-  const DeltaOperands& x;
-  const FastDelta& scratch;
-  const DeltaGrads& grads;
-  FinishShared<kKeySize, kValueSize>& shared;
-  KeyTile of_q;
-  KeyTile of_k;
-  int row = static_cast<int>(threadIdx.x) / 32 / kGroupColumns * kOwnRows;
-  int group = static_cast<int>(threadIdx.x) / 32 % kGroupColumns;
-
-  __device__ int column() const { return group * kOwnColumns; }
-  static __device__ int square_row() { return static_cast<int>(threadIdx.x) / 32 / kSquareColumns; }
-  static __device__ int square_column() {
-    return static_cast<int>(threadIdx.x) / 32 % kSquareColumns;
-  }
-  static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
-
-  __device__ void load(const FastPlace& at) {
-    const int count = at.count();
-    const int64_t values_at = at.value_at();
-    const int64_t stride = x.value_stride();
-    copy_rows<kDeltaRows, kValueSize, kThreads>(shared.grad_o, bf16(grads.o) + values_at, stride,
-                                                count);
-    copy_rows<kDeltaRows, kValueSize, kThreads>(shared.of_right, bf16(scratch.of_right) + values_at,
-                                                stride, count);
-    copy_rows<kDeltaRows, kValueSize, kThreads>(shared.written, bf16(scratch.written) + values_at,
-                                                stride, count);
-    copy_rows<kDeltaRows, kValueSize, kThreads>(shared.v, bf16(x.v) + values_at, stride, count);
-    copy_factors(&shared.c[at.head % 2], scratch.factors + at.task());
-    commit_copies();
-    copy_rows<kKeySize, kValueSize, kThreads>(shared.state, bf16(scratch.states) + at.state_at(),
-                                              kValueSize, kKeySize);
-    copy_rows<kKeySize, kValueSize, kThreads>(
-        shared.state_grad, bf16(scratch.state_grads) + at.state_at(), kValueSize, kKeySize);
-    commit_copies();
-  }
-
-  /// Gradients of P and A: those of the products of q and k, of k and k, into of_p and of_a, and
-  /// what G and beta get of them. Products for P stand above those for A.
-  __device__ void make_squares(const DeltaCoefficients& c) {
-    constexpr int kRows = 2 * kDeltaRows / kSquareRows;
-    constexpr int kColumns = kDeltaRows / kSquareColumns;
-    const bool of_keys = square_row() >= kSquareRows / 2;
-    const int first = square_row() % (kSquareRows / 2) * kRows;
-    const int first_column = square_column() * kColumns;
-    WarpTile<kRows, kColumns> gradients;
-    gradients.template add<true, true, kValueSize>(
-        {of_keys ? shared.of_right : shared.grad_o, kValueStride}, first,
-        {shared.written, kValueStride}, first_column);
-    WarpTile<kRows, kColumns> products;
-    products.template add<true, true, kKeySize>({of_keys ? shared.k : shared.q, kKeyStride}, first,
-                                                {shared.k, kKeyStride}, first_column);
-    float of_rows[kRows / 8] = {};
-    float of_beta[kRows / 8] = {};
-    float of_columns[kColumns / 4] = {};
-    // A column's, once for all rows.
-    float inverses[kColumns / 4];
-    float sums[kColumns / 4];
-    int starts[kColumns / 4];
-#pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) {
-      const int other = first_column + gradients.column_of(i / 2) + i % 2;
-      inverses[i] = c.k_inverse[other];
-      sums[i] = c.sums[other];
-      starts[i] = c.starts[other];
+  __device__ __forceinline__ void feed() const {
+    for (FinishStep step = first(); is_there(step); step = step.next(group_)) {
+      if (step.member == 0) load_keys(step);
+      for (int s = 0; s < kSlices; ++s) load_slice(step, s);
     }
-    combine_parts(gradients, products, [&](int r, int p, float2 gradient, float2 product) {
-      const int at_row = first + gradients.row_of(r);
-      const int at_column = first_column + gradients.column_of(p);
-      const float beta = c.beta[at_row];
-      const float sum = c.sums[at_row];
-      const int start = c.starts[at_row];
-      const float row_factor = of_keys ? -beta * c.k_inverse[at_row] : c.q_inverse[at_row];
-      float of_product[2];
-      const float gradient_of[2] = {gradient.x, gradient.y};
-      const float product_of[2] = {product.x, product.y};
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int other = at_column + e;
-        const bool is_used = other <= at_row && !(of_keys && other == at_row) && at_row < c.count &&
-                             starts[2 * p + e] == start;
-        const float between = __expf(sum - sums[2 * p + e]) * inverses[2 * p + e];
-        const float factor = is_used ? between : 0;
-        of_product[e] = factor == 0 ? 0 : gradient_of[e] * factor * row_factor;
-        const float of_decay = of_product[e] * product_of[e];
-        if (other != at_row) {  // where the factor is 1
-          of_rows[r] += of_decay;
-          of_columns[2 * p + e] += of_decay;
-        }
-        if (of_keys && factor != 0)
-          of_beta[r] -= gradient_of[e] * factor * c.k_inverse[at_row] * product_of[e];
-      }
-      store_pair((of_keys ? shared.of_a : shared.of_p) + at_row * kSquareStride + at_column,
-                 of_product[0], of_product[1]);
-    });
-    keep_square_sums(of_rows, of_beta, of_columns, first, of_keys);
-  }
-
-  template <int kRowSums, int kColumnSums>
-  __device__ void keep_square_sums(const float (&of_rows)[kRowSums],
-                                   const float (&of_beta)[kRowSums],
-                                   const float (&of_columns)[kColumnSums], int first,
-                                   bool of_keys) {
-#pragma unroll
-    for (int r = 0; r < kRowSums; ++r) {
-      const float of_row = sum_row_lanes(of_rows[r]);
-      const float beta = sum_row_lanes(of_beta[r]);
-      const int at_row = first + r * 8 + lane() / 4;
-      if (lane() % 4 != 0) continue;
-      shared.sums.of_rows[square_column()][(of_keys ? kDeltaRows : 0) + at_row] = of_row;
-      if (of_keys) shared.sums.of_beta[square_column()][at_row] = beta;
-    }
-#pragma unroll
-    for (int i = 0; i < kColumnSums; ++i) {
-      const float of_column = sum_column_lanes(of_columns[i]);
-      const int at_column =
-          square_column() * (4 * kColumnSums) + i / 2 * 8 + lane() % 4 * 2 + i % 2;
-      if (lane() < 4) shared.sums.of_columns[square_row()][at_column] = of_column;
-    }
-  }
-
-  /// Sums over rows of the tile times q or k.
-  __device__ void sum_along(KeyTile& tile, const BFloat16* keys, float* sums) {
-    float of_rows[kOwnRows / 8] = {};
-    tile.for_each_part([&](int r, int p, float& first, float& second) {
-      const int element = (row + tile.row_of(r)) * kKeyStride + column() + tile.column_of(p);
-      const float2 key = load_pair(keys + element);
-      of_rows[r] += first * key.x + second * key.y;
-    });
-#pragma unroll
-    for (int r = 0; r < kOwnRows / 8; ++r) {
-      const float sum = sum_row_lanes(of_rows[r]);
-      if (lane() % 4 == 0) sums[row + r * 8 + lane() / 4] = sum;
-    }
-  }
-
-  /// Multiplies rows of a product with a state by their factors; then as sum_along().
-  __device__ void weigh(KeyTile& tile, const float* factors, const float* inverses,
-                        const BFloat16* keys, float* sums) {
-    tile.for_each_pair([&](int i, int /*j*/, float& first, float& second) {
-      const float factor = factors[row + i] * inverses[row + i];
-      first *= factor;
-      second *= factor;
-    });
-    sum_along(tile, keys, sums);
-  }
-
-  static __device__ void add(KeyTile& to, const KeyTile& from) {
-#pragma unroll
-    for (int i = 0; i < KeyTile::kRowParts; ++i) {
-#pragma unroll
-      for (int j = 0; j < KeyTile::kColumnParts; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) to.sums[i][j][e] += from.sums[i][j][e];
-      }
-    }
-  }
-
-  /// Through the states before and behind the chunk.
-  __device__ void add_of_states(const DeltaCoefficients& c) {
-    FinishSums& sums = shared.sums;
-    const SharedMatrix state{shared.state, kValueStride};
-    KeyTile tile;
-    tile.template add<true, true, kValueSize>({shared.grad_o, kValueStride}, row, state, column());
-    weigh(tile, c.reads, c.q_inverse, shared.q, sums.reads_q[group]);
-    add(of_q, tile);
-    tile.clear();
-    tile.template add<true, true, kValueSize>({shared.written, kValueStride}, row,
-                                              {shared.state_grad, kValueStride}, column());
-    weigh(tile, c.writes, c.k_inverse, shared.k, sums.writes_k[group]);
-    add(of_k, tile);
-    tile.clear();
-    tile.template add<true, true, kValueSize>({shared.of_right, kValueStride}, row, state,
-                                              column());
-    weigh(tile, c.reads, c.k_inverse, shared.k, sums.reads_k[group]);
-    tile.for_each_pair([&](int i, int /*j*/, float& first, float& second) {
-      first *= -c.beta[row + i];
-      second *= -c.beta[row + i];
-    });
-    add(of_k, tile);
-  }
-
-  /// Within the chunk.
-  __device__ void add_of_squares() {
-    const SharedMatrix of_p{shared.of_p, kSquareStride};
-    const SharedMatrix of_a{shared.of_a, kSquareStride};
-    const SharedMatrix keys{shared.k, kKeyStride};
-    const SharedMatrix queries{shared.q, kKeyStride};
-    of_q.template add<true, false, kDeltaRows>(of_p, row, keys, column());
-    of_k.template add<false, false, kDeltaRows>(of_p, row, queries, column());
-    of_k.template add<true, false, kDeltaRows>(of_a, row, keys, column());
-    of_k.template add<false, false, kDeltaRows>(of_a, row, keys, column());
-  }
-
-  /// Sums by warps that need no products: of the state that is kept, and of v.
-  __device__ void add_plain_sums() {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    float kept = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < kKeySize * kValueSize / 2; i += kThreads) {
-      const int element = i / (kValueSize / 2) * kValueStride + i % (kValueSize / 2) * 2;
-      const float2 a = load_pair(shared.state + element);
-      const float2 b = load_pair(shared.state_grad + element);
-      kept += a.x * b.x + a.y * b.y;
-    }
-    kept = sum_lanes(kept);
-    if (lane() == 0) shared.sums.of_kept[warp] = kept;
-    for (int i = warp; i < kDeltaRows; i += kWarps) {
-      float sum = 0;
-#pragma unroll
-      for (int j = 0; j < kValueSize; j += 64) {
-        const int element = i * kValueStride + j + 2 * lane();
-        const float2 value = load_pair(shared.v + element);
-        const float2 grad = load_pair(shared.of_right + element);
-        sum += value.x * grad.x + value.y * grad.y;
-      }
-      sum = sum_lanes(sum);
-      if (lane() == 0) shared.sums.of_value[i] = sum;
-    }
-  }
-
-  /// Gradients of decay and beta; by all threads, REQUIRES all sums.
-  __device__ void write_gates(const FastPlace& at, const DeltaCoefficients& c) {
-    FinishSums& sums = shared.sums;
-    const int i = static_cast<int>(threadIdx.x);
-    float of_beta = 0;
-    if (i < kDeltaRows) {
-      float of_decay = 0;
-      float reads_k = 0;
-      for (int w = 0; w < kSquareColumns; ++w) {
-        of_decay += sums.of_rows[w][i] + sums.of_rows[w][kDeltaRows + i];
-        of_beta += sums.of_beta[w][i];
-      }
-      for (int w = 0; w < kSquareRows; ++w) of_decay -= sums.of_columns[w][i];
-      float written = 0;
-      for (int w = 0; w < kGroupColumns; ++w) {
-        of_decay += sums.reads_q[w][i];
-        reads_k += sums.reads_k[w][i];
-        written += sums.writes_k[w][i];
-      }
-      if (i == c.count - 1) written = 0;  // where the factor is 1
-      of_decay -= c.beta[i] * reads_k + written;
-      of_beta += sums.of_value[i] - reads_k;
-      sums.decay[i] = of_decay;
-      sums.of_value[i] = written;
-    }
-    __syncthreads();
-    if (i >= c.count) return;
-    float sum = 0;
-    for (int j = i; j < c.count; ++j)
-      if (c.starts[j] == c.starts[i]) sum += sums.decay[j];
-    if (c.starts[i] == c.starts[c.count - 1]) {
-      for (int j = 0; j < c.count; ++j) sum += sums.of_value[j];
-      float kept = 0;
-      for (const float of_warp : sums.of_kept) kept += of_warp;
-      if (c.kept != 0) sum += c.kept * kept;
-    }
-    const int64_t gate = (at.token() + i) * x.heads + at.head;
-    grads.decay[gate] = sum;
-    grads.beta[gate] = of_beta;
-  }
-
-  /// REQUIRES load(at); loads the next head where there is one.
-  __device__ void run_head(const FastPlace& at, bool has_next) {
-    const DeltaCoefficients& c = shared.c[at.head % 2];
-    wait_copies<1>();
-    __syncthreads();
-    make_squares(c);
     wait_copies<0>();
-    __syncthreads();
-    add_of_states(c);
-    add_plain_sums();
-    __syncthreads();
-    if (has_next) load({x, at.chunk, at.head + 1});
-    add_of_squares();
-    write_gates(at, c);
   }
-
-  /// From the gradients of q and k as rows of given lengths, those of q and k themselves.
-  __device__ void write_key_grads(const FastPlace& at) {
-    FinishSums& sums = shared.sums;
-    __syncthreads();
-    sum_along(of_q, shared.q, sums.reads_q[group]);
-    sum_along(of_k, shared.k, sums.reads_k[group]);
-    __syncthreads();
-    const DeltaCoefficients& c = shared.c[at.head % 2];
-    write_rows_of(of_q, shared.q, sums.reads_q, c.q_inverse, static_cast<float>(kKeySize),
-                  bf16(grads.q) + at.key_at(), at.count());
-    write_rows_of(of_k, shared.k, sums.reads_k, c.k_inverse, 1.0F, bf16(grads.k) + at.key_at(),
-                  at.count());
+  /// As the queries', the keys' or the writes' warpgroup.
+  __device__ __forceinline__ void multiply(int role) const {
+    role < 2 ? run_rows(role == 1) : run_writes();
   }
 
  private:
-  /// What goes along a row, whose length is given, is taken away. `inverses` squared times `scale`
-  /// are one over squared lengths.
-  __device__ void write_rows_of(KeyTile& tile, const BFloat16* keys,
-                                const float (&sums)[kGroupColumns][kDeltaRows],
-                                const float* inverses, float scale, BFloat16* to, int count) {
-    tile.for_each_pair([&](int i, int j, float& first, float& second) {
-      i += row;
-      j += column();
-      if (i >= count) return;
-      float along = 0;
-#pragma unroll
-      for (int w = 0; w < kGroupColumns; ++w) along += sums[w][i];
-      along *= inverses[i] * inverses[i] * scale;
-      const float2 key = load_pair(keys + i * kKeyStride + j);
-      store_pair(to + i * x.key_stride() + j, first - along * key.x, second - along * key.y);
-    });
+  static __device__ __forceinline__ FinishStep first() {
+    return {static_cast<int>(blockIdx.x), 0, 0, 0};
   }
+  __device__ __forceinline__ bool is_there(const FinishStep& step) const {
+    return step.task < num_tasks_;
+  }
+  __device__ __forceinline__ bool is_last(const FinishStep& step) const {
+    return step.member + 1 == group_;
+  }
+  __device__ __forceinline__ const DeltaFactors& factors(const FinishStep& step) const {
+    return shared_.c[step.heads % 4];
+  }
+  __device__ __forceinline__ const Keys& q(const FinishStep& step) const {
+    return shared_.q[step.tasks % 2];
+  }
+  __device__ __forceinline__ const Keys& k(const FinishStep& step) const {
+    return shared_.k[step.tasks % 2];
+  }
+
+  __device__ __forceinline__ void load_keys(const FinishStep& step) const {
+    const FastPlace at = step.place(x_, group_);
+    const int buffer = step.tasks % 2;
+    shared_.keys_empty[buffer].wait(step.tasks / 2 % 2 ^ 1);
+    const auto load = [&](Keys& to, const void* from) {
+      to.template copy_from<kWarpgroup>(bf16(from) + at.key_at(), x_.key_stride(), at.count());
+    };
+    load(shared_.q[buffer], x_.q);
+    load(shared_.k[buffer], x_.k);
+    arrive_when_copied(&shared_.keys_full[buffer]);
+  }
+  __device__ __forceinline__ void load_slice(const FinishStep& step, int s) const {
+    const FastPlace at = step.place(x_, group_);
+    const int turn = step.heads * kSlices + s;
+    Slice& slice = shared_.slices[turn % 2];
+    shared_.empty[turn % 2].wait(turn / 2 % 2 ^ 1);
+    const auto load_values = [&](TiledMatrix<kDeltaRows, kSlice>& to, const void* from) {
+      to.template copy_from<kWarpgroup>(bf16(from) + at.value_at() + s * kSlice, x_.value_stride(),
+                                        at.count());
+    };
+    const auto load_state = [&](TiledMatrix<kKeySize, kSlice>& to, const void* from) {
+      to.template copy_from<kWarpgroup>(bf16(from) + at.state_at() + s * kSlice, kValueSize,
+                                        kKeySize);
+    };
+    load_values(slice.grad_o, grads_.o);
+    load_values(slice.of_right, scratch_.of_right);
+    load_values(slice.written, scratch_.written);
+    load_values(slice.v, x_.v);
+    load_state(slice.state, scratch_.states);
+    load_state(slice.state_grad, scratch_.state_grads);
+    if (s == 0) copy_factors(&shared_.c[step.heads % 4], scratch_.factors + at.task());
+    arrive_when_copied(&shared_.full[turn % 2]);
+  }
+
+  /// Calls take(slice) for each slice of a head when it is there; it must have read what it needs.
+  template <typename Take>
+  __device__ __forceinline__ void for_each_slice(const FinishStep& step, Take take) const {
+#pragma unroll
+    for (int s = 0; s < kSlices; ++s) {
+      const int turn = step.heads * kSlices + s;
+      shared_.full[turn % 2].wait(turn / 2 % 2);
+      fence_shared_for_async();
+      take(shared_.slices[turn % 2]);
+      shared_.empty[turn % 2].arrive();
+    }
+  }
+  /// Behind the squares and sums.
+  static __device__ __forceinline__ void leave_squares() {
+    fence_shared_for_async();
+    sync_threads(kWork, kFinishWorkers);
+  }
+
+  /// From `gradients` of P or A those of the products of q and k, of k and k, into shared memory,
+  /// and what G and beta get of them.
+  __device__ __forceinline__ void make_square(const FinishStep& step, const SquareTile& gradients,
+                                              bool of_keys) const {
+    const DeltaFactors& c = factors(step);
+    const typename SquareTile::template Place<kDeltaRows> place;
+    const SquareRow rows[2] = {{c, SquareTile::row(0), of_keys}, {c, SquareTile::row(1), of_keys}};
+    const Keys& left = of_keys ? k(step) : q(step);
+    auto& square = shared_.squares[of_keys ? 1 : 0];
+    float of_rows[2] = {};
+    float of_beta[2] = {};
+    const int warp = static_cast<int>(threadIdx.x) / 32 % kWarps;
+    float* of_columns = shared_.sums.of_columns[warp + (of_keys ? kWarps : 0)];
+    GroupTile<kHalfSquare> products;
+#pragma unroll
+    for (int j = 0; j < kDeltaRows / 8; ++j) {
+      const int column = SquareTile::column(j);
+      const int in_half = j % (kHalfSquare / 8);
+      if (in_half == 0) {
+        products = {};
+        begin(products);
+        products.template add<kKeySize>(along(left), along(k(step), 8 * j));
+        end(products);
+      }
+      const SquareColumns columns(c, column);
+      float of_column[2] = {};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const SquareRow& row = rows[h];
+        float of_product[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float gradient = gradients.sums[4 * j + 2 * h + e];
+          const float product = products.sums[4 * in_half + 2 * h + e];
+          const float factor =
+              e == 0 ? row.factor(column, columns.starts.x, columns.sums.x, columns.keys.x)
+                     : row.factor(column + 1, columns.starts.y, columns.sums.y, columns.keys.y);
+          const float weighted = factor == 0 ? 0 : gradient * factor;
+          of_product[e] = weighted * row.weight;
+          of_beta[h] -= weighted * row.key * product;
+          // Where the factor is 1, decays have no gradient.
+          const float of_decay = column + e == row.idx ? 0 : of_product[e] * product;
+          of_rows[h] += of_decay;
+          of_column[e] += of_decay;
+        }
+        store_pair(square.values + place.at(h, j), of_product[0], of_product[1]);
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float sum = sum_column_lanes(of_column[e]);
+        if (threadIdx.x % 32 < 4) of_columns[column + e] = sum;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float of_row = sum_row_lanes(of_rows[h]);
+      const float beta = sum_row_lanes(of_beta[h]);
+      if (threadIdx.x % 4 != 0) continue;
+      shared_.sums.of_rows[of_keys ? 1 : 0][rows[h].idx] = of_row;
+      if (of_keys) shared_.sums.of_beta[rows[h].idx] = beta;
+    }
+  }
+
+  /// Multiplies rows by factor(row); then their products with those of `keys` are summed into
+  /// `sums`, and they are multiplied by weight(row).
+  template <typename Factor, typename Weight>
+  __device__ __forceinline__ void weigh(KeyTile& tile, const Keys& keys, float* sums, Factor factor,
+                                        Weight weight) const {
+    const typename KeyTile::template Place<kDeltaRows> place;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = KeyTile::row(h);
+      const float of_row = factor(row);
+      const float scale = of_row * weight(row);
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < kKeySize / 8; ++j) {
+        const float2 key = load_pair(keys.values + place.at(h, j));
+        float* two = tile.sums + 4 * j + 2 * h;
+        sum += two[0] * key.x + two[1] * key.y;
+        two[0] *= scale;
+        two[1] *= scale;
+      }
+      sum = sum_row_lanes(sum) * of_row;
+      if (threadIdx.x % 4 == 0) sums[row] = sum;
+    }
+  }
+
+  /// Gradients of decay and beta, by one warp, each lane two rows. REQUIRES all sums.
+  __device__ __forceinline__ void write_gates(const FinishStep& step) const {
+    const FinishSums& sums = shared_.sums;
+    const DeltaFactors& c = factors(step);
+    const int first_row = static_cast<int>(threadIdx.x) % 32 * 2;
+    float of_decay[2];
+    float of_writes = 0;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = first_row + e;
+      const float written = i == c.count - 1 ? 0 : sums.writes_k[i];  // where the factor is 1
+      of_writes += written;
+      of_decay[e] = sums.of_rows[0][i] + sums.of_rows[1][i];
+#pragma unroll
+      for (int w = 0; w < 2 * kWarps; ++w) of_decay[e] -= sums.of_columns[w][i];
+      of_decay[e] += sums.reads_q[i] - c.beta[i] * sums.reads_k[i] - written;
+    }
+    const int2 starts = {c.starts[first_row], c.starts[first_row + 1]};
+    const float2 to_ends = sum_to_ends({of_decay[0], of_decay[1]}, starts);
+    float behind = sum_lanes(of_writes);  // of what the state behind has
+    float kept = 0;
+#pragma unroll
+    for (const float of_warp : sums.of_kept) kept += of_warp;
+    if (c.kept != 0) behind += c.kept * kept;
+    const FastPlace at = step.place(x_, group_);
+    const int last_start = c.starts[c.count - 1];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = first_row + e;
+      if (i >= c.count) continue;
+      const int64_t gate = (at.token() + i) * x_.heads + at.head;
+      const float own = e == 0 ? to_ends.x : to_ends.y;
+      grads_.decay[gate] = own + (c.starts[i] == last_start ? behind : 0);
+      grads_.beta[gate] = sums.of_beta[i] + sums.of_value[i] - sums.reads_k[i];
+    }
+  }
+
+  /// From the gradients of rows of given lengths those of the rows themselves: what goes along a
+  /// row is taken away. `inverses` squared times `scale` are one over squared lengths.
+  __device__ __forceinline__ void write_key_grads(KeyTile& total, const Keys& keys,
+                                                  const float* inverses, float scale, void* to,
+                                                  const FastPlace& at) const {
+    const typename KeyTile::template Place<kDeltaRows> place;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = KeyTile::row(h);
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < kKeySize / 8; ++j) {
+        const float2 key = load_pair(keys.values + place.at(h, j));
+        sum += total.sums[4 * j + 2 * h] * key.x + total.sums[4 * j + 2 * h + 1] * key.y;
+      }
+      const float along_row = sum_row_lanes(sum) * inverses[row] * inverses[row] * scale;
+#pragma unroll
+      for (int j = 0; j < kKeySize / 8; ++j) {
+        const float2 key = load_pair(keys.values + place.at(h, j));
+        total.sums[4 * j + 2 * h] -= along_row * key.x;
+        total.sums[4 * j + 2 * h + 1] -= along_row * key.y;
+      }
+    }
+    total.write(bf16(to) + at.key_at(), x_.key_stride(), at.count());
+  }
+
+  /// Hands the third warpgroup's sums to the second, 64 columns at a time.
+  template <bool kGives>
+  __device__ __forceinline__ void pass_keys(KeyTile& total) const {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+#pragma unroll
+    for (int first = 0; first < kKeySize / 2; first += kTileColumns / 2) {
+#pragma unroll
+      for (int i = 0; kGives && i < kTileColumns / 2; ++i)
+        shared_.passed()[i * kWarpgroup + thread] = total.sums[first + i];
+      sync_threads(kKeysThere, 2 * kWarpgroup);
+#pragma unroll
+      for (int i = 0; !kGives && i < kTileColumns / 2; ++i)
+        total.sums[first + i] += shared_.passed()[i * kWarpgroup + thread];
+      sync_threads(kKeysTaken, 2 * kWarpgroup);
+    }
+  }
+
+  __device__ __forceinline__ void leave_keys(const FinishStep& step) const {
+    shared_.keys_empty[step.tasks % 2].arrive();
+  }
+
+  /// Of q's gradients, or of k's through rows of A and the state before.
+  __device__ __forceinline__ void run_rows(bool of_keys) const {
+    for (FinishStep step = first(); is_there(step); step = step.next(group_)) {
+      KeyTile tile;
+      {
+        SquareTile gradients;
+        for_each_slice(step, [&](const Slice& slice) {
+          const auto& rows = of_keys ? slice.of_right : slice.grad_o;
+          begin(gradients, tile);
+          gradients.template add<kSlice>(along(rows), along(slice.written));
+          tile.template add<kSlice>(along(rows), along(slice.state));
+          end(gradients, tile);
+        });
+        shared_.keys_full[step.tasks % 2].wait(step.tasks / 2 % 2);
+        fence_shared_for_async();
+        sync_threads(kSquaresFree, kFinishWorkers);
+        make_square(step, gradients, of_keys);
+      }
+      const DeltaFactors& c = factors(step);
+      const Keys& keys = of_keys ? k(step) : q(step);
+      const float* inverses = of_keys ? c.k_inverse : c.q_inverse;
+      weigh(
+          tile, keys, of_keys ? shared_.sums.reads_k : shared_.sums.reads_q,
+          [&](int row) { return c.reads[row] * inverses[row]; },
+          [&](int row) { return of_keys ? -c.beta[row] : 1.0F; });
+      const FinishTotals<kKeySize> totals(scratch_.totals, of_keys ? 1 : 0, step.member > 0);
+      leave_squares();
+      begin(tile);
+      tile.template add<kDeltaRows>(along(shared_.squares[of_keys ? 1 : 0]), across(k(step)));
+      end(tile);
+      totals.add_to(tile, !is_last(step));
+      if (!is_last(step)) continue;
+      sync_threads(kWork, kFinishWorkers);
+      if (of_keys) pass_keys<false>(tile);
+      write_key_grads(tile, keys, inverses, of_keys ? 1.0F : static_cast<float>(kKeySize),
+                      of_keys ? grads_.k : grads_.q, step.place(x_, group_));
+      leave_keys(step);
+    }
+  }
+
+  __device__ __forceinline__ void run_writes() const {
+    for (FinishStep step = first(); is_there(step); step = step.next(group_)) {
+      arrive_threads(kSquaresFree, kFinishWorkers);
+      KeyTile tile;
+      FinishPlainSums<kKeySize> plain;
+      for_each_slice(step, [&](const Slice& slice) {
+        begin(tile);
+        tile.template add<kSlice>(along(slice.written), along(slice.state_grad));
+        end(tile);
+        plain.add(slice);
+      });
+      shared_.keys_full[step.tasks % 2].wait(step.tasks / 2 % 2);
+      fence_shared_for_async();
+      sync_threads(kWrites, kWarpgroup);  // what the gates of the head before read is replaced
+      const DeltaFactors& c = factors(step);
+      weigh(
+          tile, k(step), shared_.sums.writes_k,
+          [&](int row) { return c.writes[row] * c.k_inverse[row]; }, [](int) { return 1.0F; });
+      plain.leave(shared_.sums);
+      const FinishTotals<kKeySize> totals(scratch_.totals, 2, step.member > 0);
+      leave_squares();
+      begin(tile);
+      tile.template add<kDeltaRows>(across(shared_.squares[0]), across(q(step)));
+      tile.template add<kDeltaRows>(across(shared_.squares[1]), across(k(step)));
+      end(tile);
+      if (threadIdx.x % kWarpgroup < 32) write_gates(step);
+      totals.add_to(tile, !is_last(step));
+      if (!is_last(step)) continue;
+      sync_threads(kWork, kFinishWorkers);
+      leave_keys(step);
+      pass_keys<true>(tile);
+    }
+  }
+
+  const DeltaOperands& x_;
+  const FastDelta& scratch_;
+  const DeltaGrads& grads_;
+  Shared& shared_;
+  int group_;
+  int num_tasks_;
 };
 
 template <int kKeySize, int kValueSize>
-__global__ void __launch_bounds__(kThreads, 1)
-    finish_chunks(const __grid_constant__ DeltaOperands x, FastDelta scratch, DeltaGrads grads) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<FinishShared<kKeySize, kValueSize>*>(memory);
+__global__ void __launch_bounds__(Roles::kThreads, 1)
+    finish_chunks(const __grid_constant__ DeltaOperands x,
+                  const __grid_constant__ FastDelta scratch,
+                  const __grid_constant__ DeltaGrads grads) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<FinishShared<kKeySize>*>(memory);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
   wait_for_earlier();
-  const int group = x.heads / x.key_heads;
-  FastPlace at{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y) * group};
-  copy_rows<kDeltaRows, kKeySize, kThreads>(shared.q, bf16(x.q) + at.key_at(), x.key_stride(),
-                                            at.count());
-  copy_rows<kDeltaRows, kKeySize, kThreads>(shared.k, bf16(x.k) + at.key_at(), x.key_stride(),
-                                            at.count());
-  commit_copies();
-  Finish<kKeySize, kValueSize> finish{x, scratch, grads, shared};
-  const int end = at.head + group;
-  finish.load(at);
-  for (; at.head < end; ++at.head) finish.run_head(at, at.head + 1 < end);
-  at.head = end - 1;
-  finish.write_key_grads(at);
+  const Finish<kKeySize, kValueSize> finish(x, scratch, grads, shared);
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
+  if (warpgroup == 0) {
+    Roles::begin_feeding();
+    finish.feed();
+  } else {
+    Roles::begin_multiplying();
+    finish.multiply(warpgroup - 1);
+  }
 }
 
 template <int kKeySize, int kValueSize>
-void launch(const DeltaOperands& x, const FastDelta& scratch, const DeltaGrads& grads,
+void launch(const DeltaOperands& x, const FastDelta& scratch, const DeltaGrads& grads, int num_sms,
             cudaStream_t stream) {
-  constexpr int kBytes = sizeof(FinishShared<kKeySize, kValueSize>);
+  constexpr int kBytes = sizeof(FinishShared<kKeySize>);
+  static_assert(kBytes <= kMaxShared);
   const auto kernel = finish_chunks<kKeySize, kValueSize>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  const dim3 blocks(static_cast<unsigned>(num_delta_chunks(x.tokens)),
-                    static_cast<unsigned>(x.key_heads));
-  launch_early(kernel, {blocks, kThreads, kBytes}, stream, x, scratch, grads);
+  const int64_t tasks = num_delta_chunks(x.tokens) * x.key_heads;
+  const int64_t most = std::min(num_sms, kDeltaFinishBlocks);
+  const auto blocks = static_cast<unsigned>(std::min(tasks, most));
+  launch_early(kernel, {blocks, Roles::kThreads, kBytes}, stream, x, scratch, grads);
 }
 
 }  // namespace
 
 void launch_fast_delta_finish(const DeltaOperands& x, const FastDelta& scratch,
-                              const DeltaGrads& grads, cudaStream_t stream) {
+                              const DeltaGrads& grads, int num_sms, cudaStream_t stream) {
   if (x.key_size == 64) {
-    x.value_size == 64 ? launch<64, 64>(x, scratch, grads, stream)
-                       : launch<64, 128>(x, scratch, grads, stream);
+    x.value_size == 64 ? launch<64, 64>(x, scratch, grads, num_sms, stream)
+                       : launch<64, 128>(x, scratch, grads, num_sms, stream);
   } else {
-    x.value_size == 64 ? launch<128, 64>(x, scratch, grads, stream)
-                       : launch<128, 128>(x, scratch, grads, stream);
+    x.value_size == 64 ? launch<128, 64>(x, scratch, grads, num_sms, stream)
+                       : launch<128, 128>(x, scratch, grads, num_sms, stream);
   }
 }
 

@@ -141,7 +141,11 @@ struct FastDelta {
   void* state_grads;  ///< [chunks, N, Dk, Dv] of those behind
   void* written;      ///< [T, N, Dv]
   void* of_right;     ///< [T, N, Dv]
+  /// F32 [kDeltaFinishBlocks, 3, 64, Dk]: gradients of q, and of k in two parts, between value
+  /// heads.
+  float* totals;
 };
+constexpr int kDeltaFinishBlocks = 160;  ///< most blocks of the last step
 
 /// `states`: F32 [N, Dk, Dv] of one sequence that go on, or null; `num_sms` the GPU's.
 struct FastDeltaForward {
@@ -158,7 +162,7 @@ void launch_fast_delta_backward(const DeltaOperands& x, const FastDelta& scratch
 void launch_fast_delta_chunks(const DeltaOperands& x, const FastDelta& scratch,
                               cudaStream_t stream);
 void launch_fast_delta_finish(const DeltaOperands& x, const FastDelta& scratch,
-                              const DeltaGrads& grads, cudaStream_t stream);
+                              const DeltaGrads& grads, int num_sms, cudaStream_t stream);
 
 /// Tokens of several sequences that go on from the states in their slots: see GatedDeltaBatch. Of
 /// the operands, sequences are not read.
