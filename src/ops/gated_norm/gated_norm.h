@@ -41,7 +41,8 @@ class GatedNormBackward final : public Operator {
   enum Input : int { kX, kZ, kWeight, kGrad };
   enum Output : int { kGradX, kGradZ, kGradWeight };
 
-  GatedNormBackward(double eps, NormGate gate) : eps_(eps), gate_(gate) {}
+  explicit GatedNormBackward(double eps, NormGate gate = NormGate::kSilu)
+      : eps_(eps), gate_(gate) {}
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
