@@ -1,12 +1,15 @@
-// Times the operators of a Gated DeltaNet layer on a GPU at the sizes of Qwen3-Next-80B-A3B, with 4
-// sequences of 4096 tokens in BF16. For each: microseconds (median), the fewest bytes that it must
-// move over the time as a share of what a copy reaches in the same run, its FLOPs over the time as
-// a share of a BF16 product's, and the time of whichever binds over the time.
+// Times the operators of a Gated DeltaNet layer on a GPU at the sizes of Qwen3-Next-80B-A3B, and
+// those of Kimi Delta Attention at Kimi Linear's, with 4 sequences of 4096 tokens in BF16. For
+// each: microseconds (median), the fewest bytes that it must move over the time as a share of what
+// a copy reaches in the same run, its FLOPs over the time as a share of a BF16 product's, and the
+// time of whichever binds over the time.
 //   delta_cuda_bench [part of a name]
 #include "operator_bench.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_norm.h"
+#include "ops/kda/kda.h"
+#include "ops/kda_gates/kda_gates.h"
 #include "ops/short_conv/short_conv.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 
@@ -26,9 +29,9 @@ ValueType rows(int64_t width) {
   return {DType::kBF16, {kTokens, width}};
 }
 
-/// F32 [tokens, heads] between two values.
-OwnedTensor gates(const Gpu& gpu, float low, float high) {
-  const Shape shape = {kTokens, kSpec.num_value_heads};
+/// F32 [tokens, width] between two values.
+OwnedTensor gates(const Gpu& gpu, float low, float high, int64_t width = kSpec.num_value_heads) {
+  const Shape shape = {kTokens, width};
   OwnedTensor host(DType::kF32, shape);
   Random random(2, 0);
   for (int64_t i = 0; i < shape.num_elements(); ++i)
@@ -48,6 +51,27 @@ void run_rule(const Gpu& gpu, const OperatorBench& bench, const Tensor& bounds) 
   bench.run("gated_delta", make_gated_delta(kSpec), {q, k, v, decay, beta, bounds});
   bench.run("gated_delta_backward", std::make_shared<GatedDeltaBackward>(kSpec),
             {q, k, v, decay, beta, bounds, grad});
+}
+
+/// Kimi Linear's heads are as many as the value heads above.
+void run_kimi(const Gpu& gpu, const OperatorBench& bench, const Tensor& bounds) {
+  constexpr KdaSpec kKimi{32, 128, 128};
+  constexpr int64_t kWidth = kKimi.num_heads * kKimi.key_size;
+  std::vector<OwnedTensor> operands;
+  for (int i = 0; i < 4; ++i) operands.push_back(gpu.random(rows(kWidth)));
+  const OwnedTensor decay = gates(gpu, -0.2F, -0.001F, kWidth);
+  const OwnedTensor beta = gates(gpu, 0, 1);
+  const std::vector<Tensor> given = {operands[0], operands[1], operands[2], decay, beta, bounds};
+  bench.run("kda", make_kda(kKimi), given);
+  std::vector<Tensor> with_grad = given;
+  with_grad.push_back(operands[3]);
+  bench.run("kda_backward", std::make_shared<KdaBackward>(kKimi), with_grad);
+  const OwnedTensor b = gpu.random(rows(kKimi.num_heads));
+  const OwnedTensor log_decay = gpu.random({DType::kF32, {kKimi.num_heads}});
+  const OwnedTensor bias = gpu.random({DType::kF32, {kWidth}});
+  bench.run("kda_gates", make_kda_gates(), {operands[0], b, log_decay, bias});
+  bench.run("kda_gates_backward", std::make_shared<KdaGatesBackward>(),
+            {operands[0], b, log_decay, bias, decay, beta});
 }
 
 void run_others(const Gpu& gpu, const OperatorBench& bench, const Tensor& bounds) {
@@ -80,6 +104,7 @@ int main(int argc, char** argv) {
   const OperatorBench bench(gpu, argc > 1 ? argv[1] : "");
   const OwnedTensor bounds = sequence_bounds(gpu, kSequences, kLength);
   run_rule(gpu, bench, bounds);
+  run_kimi(gpu, bench, bounds);
   run_others(gpu, bench, bounds);
   return 0;
 }

@@ -14,6 +14,7 @@ import copy
 import json
 import math
 import pathlib
+import re
 import sys
 
 import torch
@@ -108,6 +109,11 @@ CASES = {
     "granitemoeshared": ("GraniteMoeShared", dict(
         {**SMALL, "intermediate_size": 16}, num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=20,
         embedding_multiplier=3.0, logits_scaling=0.5, residual_multiplier=0.6, attention_multiplier=0.5)),
+    "granitemoe_swa": ("GraniteMoeSWA", dict(
+        {**SMALL, "intermediate_size": 16}, num_hidden_layers=3, num_local_experts=6, num_experts_per_tok=2,
+        shared_intermediate_size=20, embedding_multiplier=3.0, logits_scaling=0.5, residual_multiplier=0.6,
+        attention_multiplier=0.5, attention_bias=True, sliding_window=6,
+        layer_rope_theta=[0, 500.0, 500.0], rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=3.0))),
     "hy_v3": ("HYV3", dict(
         SMALL, **EXPERTS, head_dim=12, num_experts=8, num_shared_experts=2, router_scaling_factor=1.7,
         attention_bias=True, mlp_bias=True)),
@@ -208,6 +214,20 @@ CASES = {
         SMALL, num_hidden_layers=2, rms_norm_eps=1e-3, head_dim=8, global_head_dim=8, attention_k_eq_v=True,
         hidden_size_per_layer_input=0, sliding_window=7, final_logit_softcapping=30.0,
         layer_types=["sliding_attention", "full_attention"])),
+    "afmoe": ("Afmoe", dict(
+        SMALL, **EXPERTS, num_hidden_layers=4, rms_norm_eps=1e-3, head_dim=12, num_experts=8, num_shared_experts=2,
+        num_dense_layers=1, route_scale=1.6, sliding_window=7, global_attn_every_n_layers=3, mup_enabled=True)),
+    "kimi_linear": ("KimiLinear", dict(
+        SMALL, **EXPERTS, **{k: v for k, v in LATENT.items() if k not in ("n_routed_experts", "first_k_dense_replace")},
+        num_hidden_layers=4, rms_norm_eps=1e-3, num_local_experts=8, n_group=2, topk_group=1, routed_scaling_factor=1.4,
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse", "dense"], linear_head_dim=6, linear_num_heads=4,
+        linear_conv_kernel_dim=3)),
+    "kimi_linear_queries": ("KimiLinear", dict(
+        SMALL, **EXPERTS, **{k: v for k, v in LATENT.items() if k not in ("n_routed_experts", "first_k_dense_replace", "q_lora_rank")},
+        q_lora_rank=20, num_hidden_layers=2, rms_norm_eps=1e-3, num_local_experts=6, norm_topk_prob=False,
+        layer_types=["full_attention", "linear_attention"], mlp_layer_types=["sparse", "dense"], linear_head_dim=16,
+        linear_num_heads=2, attention_bias=True)),
     "lfm2_moe": ("Lfm2Moe", dict(
         SMALL, **EXPERTS, num_hidden_layers=4, norm_eps=1e-3, num_experts=6, num_dense_layers=1, routed_scaling_factor=1.4,
         layer_types=["conv", "full_attention", "conv", "conv"], rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
@@ -371,6 +391,13 @@ def copy_tables(path, names):
         save_file(tensors, path, metadata={"format": "pt"})
 
 
+def name_dense_published(path):
+    """Dense MLPs of Kimi Linear, which transformers 5.17 writes by the name of MoE layers, by that of published files."""
+    tensors = {re.sub(r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj.", name): tensor
+               for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 def name_published(path, model_type):
     config = json.loads(path.read_text())
     config["model_type"] = model_type
@@ -400,6 +427,9 @@ def make(case, root):
     loss, output = find_loss(model, ids)
     loss.backward()
     save_gradients(model, folder)
+    if family == "KimiLinear":
+        for file in ("model.safetensors", "grads.safetensors"):
+            name_dense_published(folder / file)
     results = {"input_ids": ids, "logits": output.logits.detach(), "loss": loss.detach().reshape(1)}
     if getattr(output, "aux_loss", None) is not None:
         results["aux_loss"] = output.aux_loss.detach().reshape(1)

@@ -180,6 +180,24 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, RoundTrip, ::testing::ValuesIn(hf_fixtures())
 class Refusal : public ConversionTest {};
 
 /// As Qwen3.5 is published: the text part below another name, beside encoders.
+/// Published files call Kimi Linear's dense MLPs otherwise than those that transformers writes.
+TEST(KimiLinear, DenseMlpsKeepTheNameThatTheyCameWith) {
+  const ScratchFolder scratch;
+  make_folder(scratch / "hf");
+  fs::copy_file(hf_fixture("kimi_linear") / "config.json", scratch / "hf/config.json");
+  LooseTensors tensors;
+  for (const auto& [name, tensor] : read_loose(hf_fixture("kimi_linear"))) {
+    std::string written = name;
+    if (const auto at = name.find(".mlp."); at != std::string::npos)
+      written.replace(at, 5, ".block_sparse_moe.");
+    tensors[written] = tensor;
+  }
+  write_loose(scratch / "hf/model.safetensors", tensors);
+  import_plain(scratch / "hf", scratch / "own");
+  export_plain(scratch / "own", scratch / "back", fixture_config("kimi_linear").model, DType::kF32);
+  EXPECT_EQ(read_loose(scratch / "back"), tensors);
+}
+
 TEST_F(Refusal, OfAModelWithEncodersTheTextPartIsTaken) {
   const std::string fixture = "qwen3_5_moe_text";
   const LooseTensors plain = read_loose(hf_fixture(fixture));

@@ -59,6 +59,7 @@ std::string hf_record_text(const HfRecord& record) {
   for (const auto& [name, dtype] : record.other_dtypes) others[name] = file_dtype_name(dtype);
   const json text = {{"fused_experts", record.layout.fused_experts},
                      {"plain_moe_name", record.layout.plain_moe_name},
+                     {"dense_as_moe", record.layout.dense_as_moe},
                      {"stored_tied_head", record.layout.stored_tied_head},
                      {"repeated_embedding", record.layout.repeated_embedding},
                      {"repeated_head", record.layout.repeated_head},
@@ -73,7 +74,7 @@ HfRecord parse_hf_record(std::string_view text, std::string_view where) {
   const json object = parse_strict_json(text, where, kMaxDepth);
   require_members(object,
                   {"fused_experts", "plain_moe_name", "stored_tied_head", "repeated_embedding",
-                   "repeated_head", "vocab_size", "dtype", "other_dtypes"},
+                   "repeated_head", "dense_as_moe", "vocab_size", "dtype", "other_dtypes"},
                   where);
   HfRecord record;
   HfLayout& layout = record.layout;
@@ -84,6 +85,8 @@ HfRecord parse_hf_record(std::string_view text, std::string_view where) {
   // Older records do not have these.
   if (object.contains("repeated_embedding"))
     layout.repeated_embedding = flag_member(object, "repeated_embedding", where);
+  if (object.contains("dense_as_moe"))
+    layout.dense_as_moe = flag_member(object, "dense_as_moe", where);
   if (object.contains("repeated_head"))
     layout.repeated_head = flag_member(object, "repeated_head", where);
   record.dtype = float_dtype(json_member(object, "dtype", where), where);

@@ -169,7 +169,8 @@ ShardStatesOf short_conv(const AxisCall& call) {
                                  : "x:tn w:nK g:tn -> dx:tn=g dw:nK=g");
 }
 
-/// Value heads go with the key heads that they read.
+/// Value heads go with the key heads that they read. Also Kimi Delta Attention's, whose operands
+/// stand in the same places.
 ShardStatesOf gated_delta(const AxisCall& call) {
   const bool forward = call.inputs.size() == 6;
   return follow_sequences(

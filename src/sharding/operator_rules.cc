@@ -308,13 +308,17 @@ const std::map<std::string_view, Rule>& rules() {
       {"ring_attention", attention},
       {"max_logits", max_logits},
       {"ring_attention_backward", attention_backward},
-      // Gated delta rule and state-space scan.
+      // Delta rules and state-space scan.
       {"short_conv", short_conv},
       {"short_conv_backward", short_conv},
       {"delta_gates", "a:tn b:tn l:n u:n -> g:tn e:tn"},
       {"delta_gates_backward", "a:tn b:tn l:n u:n g:tn e:tn -> da:tn=g db:tn=e dl:n=g du:n=g"},
       {"gated_delta", gated_delta},
       {"gated_delta_backward", gated_delta},
+      {"kda_gates", "a:tn b:tn l:n u:n -> g:tn e:tn"},
+      {"kda_gates_backward", "a:tn b:tn l:n u:n g:tn e:tn -> da:tn=g db:tn=e dl:n=g du:n=g"},
+      {"kda", gated_delta},
+      {"kda_backward", gated_delta},
       {"ssd_scan", ssd_scan},
       {"ssd_scan_backward", ssd_scan},
       {"gated_group_norm", "x:tn z:tn w:n -> y:tn"},

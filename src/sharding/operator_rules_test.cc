@@ -33,7 +33,8 @@ const std::set<std::string_view> kElsewhere = {
     "round_to_bf16",   "scale_rows",         "stash_pages",
     "sum_bf16_parts",  "sum_of_squares",     "latent_keys",
     "latent_outputs",  "latent_queries",     "quantize_blocks",
-    "softcap",         "index_topk_cached",  "index_topk_paged"};
+    "softcap",         "index_topk_cached",  "index_topk_paged",
+    "kda_cached",      "kda_batch"};
 
 TEST(OperatorRules, EveryOperatorOfLayersHasOne) {
   for (const auto& [name, kernel] : make_cpu_kernels()) {

@@ -59,7 +59,7 @@ ShardStatesOf sparse_attention_backward(const AxisCall& call);
 ShardStatesOf attention_sink(const AxisCall& call);
 ShardStatesOf attention_sink_backward(const AxisCall& call);
 
-// Gated delta rule and state-space scan.
+// Delta rules and state-space scan.
 ShardStatesOf short_conv(const AxisCall& call);
 ShardStatesOf gated_delta(const AxisCall& call);
 ShardStatesOf ssd_scan(const AxisCall& call);

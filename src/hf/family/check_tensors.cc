@@ -55,6 +55,17 @@ void check_coverage(const TensorMap& map) {
   }
 }
 
+/// Whether the first dense MLP bears the name that the family has for MoE layers.
+bool names_dense_as_moe(const Family& family, const ModelConfig& model, const HfTensors& tensors) {
+  if (!family.kimi_delta) return false;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.is_moe_layer(layer)) continue;
+    return tensors.find(fmt::format("model.layers.{}.{}.{}.weight", layer, family.moe_name,
+                                    family.mlp_names[0])) != nullptr;
+  }
+  return false;
+}
+
 HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfTensors& tensors) {
   HfLayout layout{.vocab_size = model.vocab_size};
   layout.stored_tied_head = model.tie_embeddings && tensors.find("lm_head.weight") != nullptr;
@@ -66,6 +77,7 @@ HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfT
     layout.repeated_embedding = repeats("embed_tokens");
     layout.repeated_head = repeats("shared_head.head");
   }
+  layout.dense_as_moe = names_dense_as_moe(family, model, tensors);
   const int64_t layer = first_moe_layer(model);
   if (layer < 0) return layout;
   if (family.expert_tensors != ExpertTensors::kPlain) {

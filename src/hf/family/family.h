@@ -26,6 +26,7 @@ enum class WindowRule {
   kFiveOfSix,    ///< by `layer_types`; without it, all but the first and every sixth
   /// By `layer_types`; without it, all but every sixth; never the last layer, whatever they say.
   kGemma,
+  kThreeOfFour,  ///< by `layer_types`; without it, all but the first and every fourth from there on
   kAllButEvery,  ///< by `layer_types`; without it, all but every `sliding_window_pattern`-th
   /// Llama 4: chunks, in the layers that `no_rope_layers` says are rotated; without it, all but
   /// every `no_rope_layer_interval`-th
@@ -38,6 +39,9 @@ enum class RopeRule {
   kWindowsAlone,  ///< EXAONE: where there is a `sliding_window`, layers without it are not
   kChunksAlone,   ///< Llama 4: layers with chunks are, the others are not
   kByLayerType,   ///< by an entry of `rope_parameters` for each type of layer
+  kByLayer,       ///< Granite: by a base for each layer, 0 for none, which its window decides
+  kWindowsOnly,   ///< AFMoE: layers with a window are, which `sliding_window` sizes; others never
+  kNever,         ///< no layer is; what a file says of it has no effect in transformers
 };
 
 /// How the router's logits become choices and probabilities.
@@ -58,6 +62,9 @@ enum class ExpertTensors {
   /// Granite: all of a layer in "input_linear" [E, gates and others, inputs] and "output_linear";
   /// so is the shared expert, which stands beside the MoE layer
   kLinears,
+  /// Granite with windows: all of a layer in "experts.gate_up_proj" and "experts.down_proj" [E,
+  /// outputs, inputs], the shared expert as above
+  kFused,
   kInputsFirst,  ///< Llama 4: all of a layer in one [E, inputs, outputs], gates before the others
   /// Gemma 4: all of a layer in one [E, outputs, inputs], beside router, MLP and attention
   kBesideMlp,
@@ -118,6 +125,8 @@ struct Family {
   bool gated_delta = false;
   /// Qwen3.5: whose projections are tensors of their own, not by key head
   bool apart_delta = false;
+  /// Kimi Linear: Kimi Delta Attention in layers of a list (kimi_json.h)
+  bool kimi_delta = false;
   /// LFM2: gated short convolutions in the layers that `layer_types` lists
   bool gated_conv = false;
   /// Gemma 4: norms behind attention and MLP, and around the MLP and the experts beside it; layers
@@ -135,13 +144,18 @@ struct Family {
   std::string_view router_name = "gate";
   std::string_view correction_name = "gate.e_score_correction_bias";
   std::array<std::string_view, 3> expert_names = {"gate_proj", "up_proj", "down_proj"};
+  /// Of dense MLPs and shared experts, where experts have other names; else empty.
+  std::array<std::string_view, 3> mlp_names = {};
   std::string_view shared_name = "shared_experts";
   std::array<std::string_view, 2> norm_names = {"q_norm", "k_norm"};
   std::string_view output_name = "o_proj";
   std::string_view sinks_name = "sinks";
-  std::string_view gate_name;  ///< of attention's gate, where `gating` says its function
+  /// Of attention's gate, a sigmoid of each element or what `gating` says.
+  std::string_view gate_name;
   std::string_view dense_name = "mlp";
   std::array<std::string_view, 2> layer_norms = {"input_layernorm", "post_attention_layernorm"};
+  /// Of what attention and MLP give, where these are normed; else empty.
+  std::array<std::string_view, 2> out_norms = {};
   std::string_view final_norm = "model.norm";
   PredictionNames predictions = PredictionNames::kNone;
 

@@ -125,7 +125,7 @@ void read_gemma(const ConfigJson& config, ModelConfig& model) {
           "{}: 'hidden_size_per_layer_input' is {} (256 where it is missing): inputs of each layer "
           "are not supported, only 0 is",
           config.where(), per_layer);
-  model.post_norms = model.layer_scalars = model.value_norm = true;
+  model.layer_scalars = model.value_norm = true;
   model.embedding_multiplier = std::sqrt(static_cast<double>(model.hidden_size));
   model.attention_multiplier = 1;
   model.keys_as_values = config.flag("attention_k_eq_v");

@@ -72,6 +72,7 @@ class MapBuilder {
   void add_joined_delta_projections(const std::string& hf);
   void add_apart_delta_projections(const std::string& hf);
   void add_delta();
+  void add_kimi_delta();
   /// One projection makes the gate, x, B, C and the steps, one convolution follows x, B and C.
   void add_mamba(const std::string& hf);
   void add_latent_attention();
@@ -84,7 +85,7 @@ class MapBuilder {
   void add_moe();
   /// Gemma 4's, beside which an MLP is the shared expert.
   void add_gemma_moe();
-  void add_gemma_norms();
+  void add_out_norms();
   /// ERNIE's is a row for each kind of input, of which text is the only one.
   void add_correction_bias(const std::string& hf);
   /// Granite's shared expert, or dense MLP.

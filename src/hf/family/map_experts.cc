@@ -3,7 +3,8 @@
 namespace tessera {
 
 void MapBuilder::add_mlp(const std::string& hf, const std::string& own, int64_t inner_size) {
-  const auto& [gate, up, down] = family_.expert_names;
+  const auto& [gate, up, down] =
+      family_.mlp_names[0].empty() ? family_.expert_names : family_.mlp_names;
   const bool gated = !family_.plain_mlps;
   const std::string first = own + (gated ? "gate_up" : "up");
   const std::string gate_name = fmt::format("{}{}", hf, gate);
@@ -50,8 +51,11 @@ void MapBuilder::add_moe() {
   if (family_.expert_tensors == ExpertTensors::kAlternating ||
       family_.expert_tensors == ExpertTensors::kInputsFirst) {
     add_turned_experts(hf + "experts.");
-  } else if (family_.expert_tensors == ExpertTensors::kLinears) {
-    add_fused_experts(hf + "input_linear.weight", hf + "output_linear.weight");
+  } else if (family_.expert_tensors == ExpertTensors::kLinears ||
+             family_.expert_tensors == ExpertTensors::kFused) {
+    const bool named_alike = family_.expert_tensors == ExpertTensors::kLinears;
+    add_fused_experts(hf + (named_alike ? "input_linear.weight" : "experts.gate_up_proj"),
+                      hf + (named_alike ? "output_linear.weight" : "experts.down_proj"));
     add_linears(moe.shared_inner_size, "moe.shared.");
     return;
   } else if (layout_.fused_experts) {

@@ -68,6 +68,30 @@ void MapBuilder::add_delta() {
   link(hf + "out_proj.weight", {hidden, values}, own_ + "delta.o.weight");
 }
 
+void MapBuilder::add_kimi_delta() {
+  const DeltaConfig& delta = model_.delta;
+  const int64_t hidden = model_.hidden_size;
+  const int64_t heads = delta.num_value_heads;
+  const int64_t size = delta.value_size;
+  const int64_t width = delta.values();
+  const std::string hf = hf_ + "self_attn.";
+  for (const char* name : {"q", "k", "v"}) {
+    const std::string own = fmt::format("{}delta.{}", own_, name);
+    link(fmt::format("{}{}_proj.weight", hf, name), {width, hidden}, own + ".weight");
+    link_groups(add_hf(fmt::format("{}{}_conv1d.weight", hf, name), {width, 1, delta.conv_size}), 1,
+                {{fmt::format("delta.{}_conv.weight", name), width}}, delta.conv_size);
+  }
+  link(hf + "f_a_proj.weight", {size, hidden}, own_ + "delta.a_down.weight");
+  link(hf + "f_b_proj.weight", {width, size}, own_ + "delta.a_up.weight");
+  link(hf + "g_a_proj.weight", {size, hidden}, own_ + "delta.z_down.weight");
+  link(hf + "g_b_proj.weight", {width, size}, own_ + "delta.z_up.weight");
+  link(hf + "b_proj.weight", {heads, hidden}, own_ + "delta.b.weight");
+  link(hf + "A_log", {1, 1, heads, 1}, own_ + "delta.log_decay");
+  link_vector(hf + "dt_bias", width, own_ + "delta.decay_bias");
+  link_vector(hf + "o_norm.weight", size, own_ + "delta.norm.weight");
+  link(hf + "o_proj.weight", {hidden, width}, own_ + "delta.o.weight");
+}
+
 void MapBuilder::add_mamba(const std::string& hf) {
   const MambaConfig& mamba = model_.mamba;
   const int64_t hidden = model_.hidden_size;

@@ -13,11 +13,14 @@ namespace tessera {
 namespace {
 
 using nlohmann::json;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::error_of;
+using testing::error_with;
 using testing::fixture_json;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using testing::parse_config;
 
 TEST(MixedConfig, ExaoneRotatesWindowsAlone) {
@@ -139,6 +142,86 @@ TEST(MixedConfig, ConvolutionsStandWhereLayerTypesSay) {
   EXPECT_FALSE(parse_config(config).moe.expert_bias);
   config["hidden_act"] = "gelu";
   EXPECT_THAT(error_of(config), HasSubstr("only silu"));
+}
+
+TEST(MixedConfig, KimiDeltaAttentionStandsWhereEitherSpellingSays) {
+  json config = fixture_json("kimi_linear");
+  const ModelConfig model = parse_config(config);
+  EXPECT_THAT(model.delta_layers, ElementsAre(0, 1, 3));
+  EXPECT_TRUE(model.delta.is_kimi());
+  EXPECT_EQ(model.rotary_dim(), 0);
+  config["linear_attn_config"] = {{"head_dim", 6},
+                                  {"num_heads", 4},
+                                  {"short_conv_kernel_size", 3},
+                                  {"kda_layers", {1, 2, 4}},
+                                  {"full_attn_layers", {3}}};
+  EXPECT_THAT(find_differences(parse_config(config), model), IsEmpty());
+  for (const char* key :
+       {"layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"})
+    config.erase(key);
+  EXPECT_THAT(find_differences(parse_config(config), model), IsEmpty()) << "as it is published";
+  config["linear_attn_config"]["kda_layers"] = {1, 2, 3, 4};
+  EXPECT_THAT(error_of(config), HasSubstr("layer 3 must be in one of"));
+  config["linear_attn_config"]["kda_layers"] = {1, 2, 5};
+  EXPECT_THAT(error_of(config), HasSubstr("lists layer 5; layers are counted from 1 to 4"));
+  config["linear_attn_config"].erase("kda_layers");
+  EXPECT_THAT(parse_config(config).delta_layers, ElementsAre(0, 1, 2, 3)) << "all but every fourth";
+  config["linear_attn_config"]["extra"] = 1;
+  EXPECT_THAT(error_of(config), HasSubstr("extra"));
+}
+
+TEST(MixedConfig, KimiLinearIsReadAsItIsPublished) {
+  const ModelConfig model = parse_config({{"model_type", "kimi_linear"},
+                                          {"head_dim", 72},
+                                          {"mla_use_nope", true},
+                                          {"rope_theta", 10000.0},
+                                          {"num_expert_group", 1},
+                                          {"moe_renormalize", true},
+                                          {"use_grouped_topk", true}});
+  EXPECT_EQ(model.num_layers, 27);
+  EXPECT_THAT(model.delta_layers, Not(Contains(4)));
+  EXPECT_NEAR(static_cast<double>(count_parameters(model).total), 49.1e9, 0.2e9);
+  EXPECT_THAT(error_with("kimi_linear", "mla_use_nope", false), HasSubstr("mla_use_nope"));
+}
+
+TEST(MixedConfig, AfmoeRotatesInWindowsAlone) {
+  json config = fixture_json("afmoe");
+  const ModelConfig model = parse_config(config);
+  EXPECT_THAT(model.window_layers, ElementsAre(0, 1, 3));
+  EXPECT_EQ(model.rotary_dim(), 0);
+  EXPECT_EQ(model.of_layer({.window = true}).rotary_dim(), 12);
+  EXPECT_TRUE(model.post_norms && model.attention_gate);
+  EXPECT_NEAR(model.embedding_multiplier, std::sqrt(32.0), 1e-12);
+  config.erase("layer_types");
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(0, 1, 3)) << "all but every third";
+  config["mup_enabled"] = false;
+  EXPECT_EQ(parse_config(config).embedding_multiplier, 1);
+  config["sliding_window"] = nullptr;
+  EXPECT_THAT(error_of(config), HasSubstr("'sliding_window' is null"));
+  EXPECT_THAT(error_with("afmoe", "attention_bias", true), HasSubstr("attention_bias"));
+}
+
+TEST(MixedConfig, GraniteHasABaseForEachLayer) {
+  json config = fixture_json("granitemoe_swa");
+  const ModelConfig model = parse_config(config);
+  EXPECT_THAT(model.window_layers, ElementsAre(1, 2));
+  EXPECT_EQ(model.rope.fraction, 0);
+  EXPECT_EQ(model.window_rope.base, 500);
+  EXPECT_EQ(model.window_rope.scaling, RopeScaling::kLinear);
+  config["layer_rope_theta"] = {7, 0, 0};
+  EXPECT_EQ(parse_config(config).rope.base, 7);
+  EXPECT_EQ(parse_config(config).window_rope.fraction, 0);
+  EXPECT_THAT(inexpressible(find_family("granitemoe_swa"), parse_config(config)), IsEmpty());
+  config["layer_rope_theta"] = {7, 0, 5};
+  EXPECT_THAT(error_of(config), HasSubstr("0 and 5 in layers of one type"));
+  config["layer_rope_theta"] = {7, 0};
+  EXPECT_THAT(error_of(config), HasSubstr("one number for each of the 3 layers"));
+  config.erase("layer_rope_theta");
+  EXPECT_FALSE(parse_config(config).own_window_rope);
+  config.erase("layer_types");
+  EXPECT_THAT(parse_config(config).window_layers, ElementsAre(1, 2)) << "all but every fourth";
+  EXPECT_THAT(error_with("granitemoe_swa", "output_router_logits", true),
+              HasSubstr("output_router_logits"));
 }
 
 TEST(MixedConfig, Llamas4ChunksStandWhereItRotates) {
@@ -266,9 +349,10 @@ TEST(MixedConfig, NamesWhatOfGemmaIsNotSupported) {
 
 /// A model says in some family's words what it is, or is refused by name.
 TEST(MixedConfig, ModelsOfMixedLayersFindTheirFamilies) {
-  for (const char* name : {"exaone_moe", "mellum", "lfm2_moe", "lfm2_moe_biases", "mimo_v2_flash",
-                           "laguna", "laguna_elements", "llama4", "llama4_top2", "gemma4_text",
-                           "gemma4_text_values", "gemma4_text_dense"}) {
+  for (const char* name :
+       {"exaone_moe", "mellum", "lfm2_moe", "lfm2_moe_biases", "mimo_v2_flash", "laguna",
+        "laguna_elements", "llama4", "llama4_top2", "gemma4_text", "gemma4_text_values",
+        "gemma4_text_dense", "kimi_linear", "kimi_linear_queries", "afmoe", "granitemoe_swa"}) {
     SCOPED_TRACE(name);
     const ImportedConfig imported = parse_hf_config(fixture_json(name).dump(), "config.json");
     EXPECT_THAT(inexpressible(*imported.family, imported.model), IsEmpty());

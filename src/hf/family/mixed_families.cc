@@ -26,6 +26,29 @@ constexpr Family kGraniteMoeHybrid = {
     .shared_name = "shared_mlp",
 };
 
+constexpr Family kGraniteMoeSwa = {
+    .model_type = "granitemoe_swa",
+    .architecture = "GraniteMoeSWAForCausalLM",
+    .defaults = R"({"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": null,
+        "head_dim": null, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+        "attention_bias": false, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
+        "residual_multiplier": 1.0, "attention_multiplier": 1.0, "sliding_window": 128,
+        "layer_types": null, "layer_rope_theta": null, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "shared_intermediate_size": 0})",
+    // With router logits transformers 5.17 finds none and fails.
+    .fixed = R"({"output_router_logits": false})",
+    .unused = R"(["router_aux_loss_coef"])",
+    .output_bias = true,
+    .attention_sinks = true,
+    .window = WindowRule::kThreeOfFour,
+    .rope = RopeRule::kByLayer,
+    .expert_tensors = ExpertTensors::kFused,
+    .moe_name = "block_sparse_moe",
+    .router_name = "router",
+    .shared_name = "shared_mlp",
+};
+
 constexpr Family kNemotronH = {
     .model_type = "nemotron_h",
     .architecture = "NemotronHForCausalLM",
@@ -122,6 +145,36 @@ constexpr Family kQwen35Moe = {
     .predictions = PredictionNames::kApart,
 };
 
+constexpr Family kKimiLinear = {
+    .model_type = "kimi_linear",
+    .architecture = "KimiLinearForCausalLM",
+    .defaults = R"({"vocab_size": 163840, "pad_token_id": 163839, "hidden_size": 2304,
+        "intermediate_size": 9216, "num_hidden_layers": 27, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "max_position_embeddings": 1048576, "rms_norm_eps": 1e-5,
+        "attention_bias": false, "q_lora_rank": null, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "layer_types": null,
+        "linear_attn_config": null, "linear_head_dim": 128, "linear_num_heads": 32,
+        "linear_conv_kernel_dim": 4, "mlp_layer_types": null, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1024, "num_experts": 256, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "norm_topk_prob": true,
+        "routed_scaling_factor": 2.446})",
+    .fixed = R"({"mla_use_nope": true, "moe_router_activation_func": "sigmoid",
+        "moe_layer_freq": 1, "use_grouped_topk": true, "output_router_logits": false})",
+    // Of a size of attention's heads that nothing reads.
+    .unused = R"(["head_dim"])",
+    .renamed = R"({"model_max_length": "max_position_embeddings",
+        "num_experts_per_token": "num_experts_per_tok", "moe_renormalize": "norm_topk_prob",
+        "num_expert_group": "n_group", "num_shared_experts": "n_shared_experts"})",
+    .attention = AttentionKind::kLatent,
+    .output_bias = true,
+    .kimi_delta = true,
+    .rope = RopeRule::kNever,
+    .router = RouterRule::kBiasedSigmoid,
+    .moe_name = "block_sparse_moe",
+    .expert_names = {"w1", "w3", "w2"},
+    .mlp_names = {"gate_proj", "up_proj", "down_proj"},
+};
+
 constexpr Family kExaoneMoe = {
     .model_type = "exaone_moe",
     .architecture = "ExaoneMoeForCausalLM",
@@ -140,6 +193,34 @@ constexpr Family kExaoneMoe = {
     .rope = RopeRule::kWindowsAlone,
     .router = RouterRule::kBiasedSigmoid,
     .correction_name = "e_score_correction_bias",
+};
+
+constexpr Family kAfmoe = {
+    .model_type = "afmoe",
+    .architecture = "AfmoeForCausalLM",
+    .defaults = R"({"vocab_size": 200192, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": null,
+        "head_dim": 128, "max_position_embeddings": 16384, "rms_norm_eps": 1e-5,
+        "mup_enabled": false, "sliding_window": 1024, "sliding_window_pattern": 4,
+        "layer_types": null, "first_k_dense_replace": 1, "moe_intermediate_size": 1408,
+        "num_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2,
+        "routed_scaling_factor": 1.0})",
+    .fixed = R"({"score_func": "sigmoid", "route_norm": true, "n_group": 1, "topk_group": 1,
+        "num_expert_groups": 1, "num_limited_groups": 1, "output_router_logits": false})",
+    // Of the training code, and of how sums over experts are computed.
+    .unused = R"(["load_balance_coeff", "use_grouped_mm"])",
+    .renamed = R"({"global_attn_every_n_layers": "sliding_window_pattern",
+        "num_dense_layers": "first_k_dense_replace", "num_shared_experts": "n_shared_experts",
+        "route_scale": "routed_scaling_factor"})",
+    .qk_norm = QkNorm::kHead,
+    .window = WindowRule::kAllButEvery,
+    .rope = RopeRule::kWindowsOnly,
+    .router = RouterRule::kBiasedSigmoid,
+    .router_name = "router.gate",
+    .correction_name = "expert_bias",
+    .gate_name = "gate_proj",
+    .layer_norms = {"input_layernorm", "pre_mlp_layernorm"},
+    .out_norms = {"post_attention_layernorm", "post_mlp_layernorm"},
 };
 
 constexpr Family kMellum = {
@@ -297,11 +378,13 @@ constexpr Family kGemma4 = {
     .rope = RopeRule::kByLayerType,
     .expert_tensors = ExpertTensors::kBesideMlp,
     .layer_norms = {"input_layernorm", "pre_feedforward_layernorm"},
+    .out_norms = {"post_attention_layernorm", "post_feedforward_layernorm"},
 };
 
-constexpr std::array kMixedFamilies = {kQwen3Next,   kQwen35,    kQwen35Moe, kGraniteMoeHybrid,
-                                       kNemotronH,   kExaoneMoe, kMellum,    kLfm2Moe,
-                                       kMimoV2Flash, kLaguna,    kLlama4,    kGemma4};
+constexpr std::array kMixedFamilies = {kQwen3Next, kQwen35,     kQwen35Moe,     kGraniteMoeHybrid,
+                                       kNemotronH, kAfmoe,      kGraniteMoeSwa, kExaoneMoe,
+                                       kMellum,    kKimiLinear, kLfm2Moe,       kMimoV2Flash,
+                                       kLaguna,    kLlama4,     kGemma4};
 
 }  // namespace
 

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/config/strict_json.h"
@@ -7,6 +8,7 @@
 #include "hf/family/gemma_json.h"
 #include "hf/family/hf_config.h"
 #include "hf/family/index_json.h"
+#include "hf/family/kimi_json.h"
 #include "hf/family/mamba_json.h"
 #include "hf/family/moe_json.h"
 #include "hf/family/rope_json.h"
@@ -70,6 +72,8 @@ void read_multipliers(const ConfigJson& config, ModelConfig& model) {
             kMaxMultiplier);
   };
   read("embedding_multiplier", model.embedding_multiplier);
+  if (config.family().has_key("mup_enabled") && config.flag("mup_enabled"))
+    model.embedding_multiplier = std::sqrt(static_cast<double>(model.hidden_size));
   read("residual_multiplier", model.residual_multiplier);
   read("attention_multiplier", model.attention_multiplier);
   read("logits_scaling", model.logits_divisor);
@@ -165,6 +169,7 @@ void read_biases(const ConfigJson& config, ModelConfig& model) {
   model.output_bias = attention && family.output_bias;
   model.mlp_bias = family.has_key("mlp_bias") && config.flag("mlp_bias");
   model.attention_sinks = family.attention_sinks;
+  model.post_norms = !family.out_norms[0].empty();
 }
 
 /// Gated DeltaNet in all layers but every n-th, where no list says which.
@@ -236,6 +241,7 @@ ImportedConfig parse_hf_config(std::string_view given, const std::string& where)
   read_gemma(config, model);
   read_gating(config, model);
   read_delta(config, model);
+  read_kimi(config, model);
   read_conv(config, model);
   read_rope(config, model);
   read_temperatures(config, model);

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/config/strict_json.h"
 #include "core/error.h"
@@ -296,6 +297,34 @@ void set_ropes(ModelConfig& model, const RopeConfig& of_windows, const RopeConfi
   if (model.own_window_rope) model.window_rope = of_windows;
 }
 
+/// Gives layers the bases of a list, or where there is none all `rope`.
+void set_listed_ropes(const ConfigJson& config, const RopeConfig& rope, ModelConfig& model) {
+  constexpr const char* kKey = "layer_rope_theta";
+  if (config.is_null(kKey)) return set_ropes(model, rope, rope);
+  const json& list = config.value(kKey);
+  require(list.is_array() && std::cmp_equal(list.size(), model.num_layers),
+          "{}: '{}' must be a list of one number for each of the {} layers", config.where(), kKey,
+          model.num_layers);
+  std::array<std::optional<double>, 2> bases;  // of layers without a window, and with
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const json& found = list[layer];
+    require(found.is_number() && found.get<double>() >= 0,
+            "{}: '{}' must have numbers of at least 0, found {}", config.where(), kKey,
+            quote_for_message(found.dump()));
+    std::optional<double>& base = bases.at(model.has_window(layer) ? 1 : 0);
+    require(!base || *base == found.get<double>(),
+            "{}: '{}' has {} and {} in layers of one type, which must be alike", config.where(),
+            kKey, base.value_or(0), found.get<double>());
+    base = found.get<double>();
+  }
+  const auto with_base = [&](std::optional<double> base) {
+    RopeConfig own = rope;
+    own.base = base.value_or(rope.base);
+    return own.base == 0 ? RopeConfig{.fraction = 0} : own;
+  };
+  set_ropes(model, with_base(bases[1]), with_base(bases[0]));
+}
+
 }  // namespace
 
 void read_rope(const ConfigJson& config, ModelConfig& model) {
@@ -308,9 +337,19 @@ void read_rope(const ConfigJson& config, ModelConfig& model) {
     set_ropes(model, model.window > 0 && !all ? read(kWindowType) : others, others);
     return;
   }
-  const RopeConfig rope = read_one(config, rope_object(config));
   const RopeRule rule = config.family().rope;
-  const bool in_windows = rule == RopeRule::kChunksAlone ||
+  if (rule == RopeRule::kNever) {
+    model.rope = {.fraction = 0};
+    return;
+  }
+  require(
+      rule != RopeRule::kWindowsOnly || !config.is_null("sliding_window"),
+      "{}: 'sliding_window' is null, which would leave layers with a rotation without a window; "
+      "give their window",
+      config.where());
+  const RopeConfig rope = read_one(config, rope_object(config));
+  if (rule == RopeRule::kByLayer) return set_listed_ropes(config, rope, model);
+  const bool in_windows = rule == RopeRule::kChunksAlone || rule == RopeRule::kWindowsOnly ||
                           (rule == RopeRule::kWindowsAlone && !config.is_null("sliding_window"));
   set_ropes(model, rope, in_windows ? RopeConfig{.fraction = 0} : rope);
 }

@@ -91,9 +91,10 @@ void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
             own_ + "attn_norm.weight");
   link_norm(fmt::format("{}{}.weight", hf_, second_norm), model_.hidden_size,
             own_ + "mlp_norm.weight");
-  if (family_.gemma) add_gemma_norms();
+  add_out_norms();
+  if (family_.gemma) link_vector(hf_ + "layer_scalar", 1, own_ + "layer_scalar");
   if (model_.is_delta_layer(layer)) {
-    add_delta();
+    family_.kimi_delta ? add_kimi_delta() : add_delta();
   } else if (model_.is_mamba_layer(layer)) {
     add_mamba(hf_ + "mamba.");
   } else if (model_.is_conv_layer(layer)) {
@@ -108,16 +109,17 @@ void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
   } else if (family_.mamba == MambaRule::kGranite) {
     add_linears(model_.dense_inner_size(), "mlp.");
   } else {
-    add_mlp(fmt::format("{}{}.", hf_, family_.dense_name), own_ + "mlp.",
-            model_.dense_inner_size());
+    const std::string_view name = layout_.dense_as_moe ? family_.moe_name : family_.dense_name;
+    add_mlp(fmt::format("{}{}.", hf_, name), own_ + "mlp.", model_.dense_inner_size());
   }
 }
 
-void MapBuilder::add_gemma_norms() {
+void MapBuilder::add_out_norms() {
+  const auto& [of_attention, of_mlp] = family_.out_norms;
+  if (of_attention.empty()) return;
   const int64_t hidden = model_.hidden_size;
-  link_norm(hf_ + "post_attention_layernorm.weight", hidden, own_ + "attn_out_norm.weight");
-  link_norm(hf_ + "post_feedforward_layernorm.weight", hidden, own_ + "mlp_out_norm.weight");
-  link_vector(hf_ + "layer_scalar", 1, own_ + "layer_scalar");
+  link_norm(fmt::format("{}{}.weight", hf_, of_attention), hidden, own_ + "attn_out_norm.weight");
+  link_norm(fmt::format("{}{}.weight", hf_, of_mlp), hidden, own_ + "mlp_out_norm.weight");
 }
 
 void MapBuilder::add_projection(const std::string& hf_name, const std::string& own_name,

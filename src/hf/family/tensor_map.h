@@ -15,7 +15,9 @@ namespace tessera {
 struct HfLayout {
   bool fused_experts =
       false;  ///< experts of a layer in one tensor [E, 2F, H], as in transformers 5
-  bool plain_moe_name = false;    ///< "mlp" where the family has a name of its own for MoE layers
+  bool plain_moe_name = false;  ///< "mlp" where the family has a name of its own for MoE layers
+  /// Kimi Linear: dense MLPs bear the MoE layers' name, as transformers writes them
+  bool dense_as_moe = false;
   bool stored_tied_head = false;  ///< lm_head.weight is there though it is the embedding
   /// Of layers of multi-token prediction, where they are: each has the two tables again.
   bool repeated_embedding = true;

@@ -28,12 +28,21 @@ std::vector<int64_t> five_of_six_layers(int64_t num_layers) {
   return layers;
 }
 
+std::vector<int64_t> three_of_four_layers(int64_t num_layers) {
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < num_layers; ++i) {
+    if (i % 4 != 0) layers.push_back(i);
+  }
+  return layers;
+}
+
 /// Layers with a window by the rule of a family that has `layer_types`.
 std::vector<int64_t> default_window_layers(const ConfigJson& config, int64_t num_layers) {
   const WindowRule rule = config.family().window;
   if (rule == WindowRule::kListed) return {};
   if (rule == WindowRule::kFiveOfSix) return five_of_six_layers(num_layers);
   if (rule == WindowRule::kGemma) return layers_between(num_layers, 6);
+  if (rule == WindowRule::kThreeOfFour) return three_of_four_layers(num_layers);
   if (rule == WindowRule::kAllButEvery) {
     return layers_between(num_layers, config.bounded("sliding_window_pattern", 1, kMaxLayers));
   }
@@ -163,12 +172,13 @@ void read_temperatures(const ConfigJson& config, ModelConfig& model) {
 
 void read_gating(const ConfigJson& config, ModelConfig& model) {
   if (config.family().gate_name.empty()) return;
+  model.attention_gate = true;
+  if (!config.family().has_key("gating")) return;
   const json& gating = config.value("gating");
   const bool of_heads = gating == true || gating == "per-head";
   require(of_heads || gating == "per-element",
           "{}: 'gating' is {}; supported are true, \"per-head\" and \"per-element\"",
           config.where(), quote_for_message(gating.dump()));
-  model.attention_gate = true;
   model.gate_function = of_heads ? AttentionGate::kSoftplusOfHeads : AttentionGate::kSoftplus;
 }
 

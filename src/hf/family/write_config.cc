@@ -11,6 +11,7 @@
 #include "hf/family/gemma_json.h"
 #include "hf/family/hf_config.h"
 #include "hf/family/index_json.h"
+#include "hf/family/kimi_json.h"
 #include "hf/family/mamba_json.h"
 #include "hf/family/rope_json.h"
 
@@ -70,6 +71,7 @@ void write_shape(ConfigWriter& config, const ModelConfig& model) {
   config.put("initializer_range", model.init_deviation);
   config.put("tie_word_embeddings", model.tie_embeddings);
   config.set("embedding_multiplier", model.embedding_multiplier);
+  config.set("mup_enabled", model.embedding_multiplier != 1);
   config.set("residual_multiplier", model.residual_multiplier);
   const double scores = model.attention_multiplier;
   config.set("attention_multiplier", scores > 0 ? scores : plain_scale(model));
@@ -125,7 +127,8 @@ void write_windows(ConfigWriter& config, const ModelConfig& model) {
   // nothing.
   const WindowRule rule = config.family().window;
   const bool listed = rule == WindowRule::kListed || rule == WindowRule::kFiveOfSix ||
-                      rule == WindowRule::kAllButEvery || rule == WindowRule::kGemma;
+                      rule == WindowRule::kAllButEvery || rule == WindowRule::kGemma ||
+                      rule == WindowRule::kThreeOfFour;
   if (model.window > 0 || !listed)
     config.set("sliding_window", model.window > 0 ? json(model.window) : json());
   config.set("use_sliding_window", model.window > 0);
@@ -163,6 +166,15 @@ void write_conv(ConfigWriter& config, const ModelConfig& model) {
   config.set("layer_types", std::move(types));
 }
 
+json bases_by_layer(const ModelConfig& model) {
+  json bases = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const RopeConfig rope = model.of_layer(model.layer_kind(layer)).rope;
+    bases.push_back(rope.fraction == 0 ? 0.0 : rope.base);
+  }
+  return bases;
+}
+
 /// The older spelling, which all versions of transformers read, where layers rotate alike.
 void write_rope_keys(ConfigWriter& config, const ModelConfig& model) {
   if (config.family().rope == RopeRule::kByLayerType) {
@@ -170,7 +182,10 @@ void write_rope_keys(ConfigWriter& config, const ModelConfig& model) {
     return;
   }
   const RopeRule rule = config.family().rope;
-  const bool in_windows = rule == RopeRule::kWindowsAlone || rule == RopeRule::kChunksAlone;
+  if (rule == RopeRule::kNever) return;
+  const bool by_layer = rule == RopeRule::kByLayer && model.rope.fraction == 0;
+  const bool in_windows = by_layer || rule == RopeRule::kWindowsAlone ||
+                          rule == RopeRule::kWindowsOnly || rule == RopeRule::kChunksAlone;
   const ModelConfig rotated = model.of_layer({.window = in_windows});
   const RopeConfig& rope = rotated.rope;
   json parameters = write_rope(rope, config.family());
@@ -179,6 +194,7 @@ void write_rope_keys(ConfigWriter& config, const ModelConfig& model) {
   config.set("partial_rotary_factor", rope.fraction);
   config.set("rotary_dim", model.rotary_dim());
   config.set("rope_interleave", rope.interleaved);
+  config.set("layer_rope_theta", bases_by_layer(model));
   parameters.erase("rope_theta");
   parameters.erase("partial_rotary_factor");
   config.put("rope_scaling", rope.scaling == RopeScaling::kNone ? json() : std::move(parameters));
@@ -425,6 +441,7 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   write_mamba(family, model, config.values());
   write_gemma(family, model, config.values());
   write_index(model, config.values());
+  write_kimi(family, model, config.values());
   return config.text();
 }
 

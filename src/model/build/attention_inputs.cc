@@ -68,6 +68,7 @@ RotarySpec rotary_spec(const ModelConfig& config, int64_t context) {
 
 ValueId build_rotation(LayerBuilder& builder, ValueId x, RotarySpec spec, int64_t num_heads,
                        const char* name) {
+  if (builder.config.rotary_dim() == 0) return x;
   spec.num_heads = num_heads;
   return builder.program().add1(make_rope(std::move(spec)), {x, builder.port(Port::kPositions)},
                                 name);

@@ -6,6 +6,8 @@
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_norm.h"
+#include "ops/kda/kda.h"
+#include "ops/kda_gates/kda_gates.h"
 #include "ops/short_conv/short_conv.h"
 #include "ops/short_conv/short_conv_batch.h"
 
@@ -41,34 +43,81 @@ ValueId convolve(LayerBuilder& builder, const std::string& name, ValueId x, int6
                       result);
 }
 
-/// Decay and writing strength of each value head.
-std::vector<ValueId> build_gates(LayerBuilder& builder, ValueId x) {
-  const int64_t heads = builder.config.delta.num_value_heads;
-  const ValueId strength = project(builder, "b", x, heads);
-  const ValueId step = project(builder, "a", x, heads);
-  const ValueId log_decay = builder.f32_weight("delta.log_decay", builder.head_rows({heads}));
-  const ValueId bias = builder.f32_weight("delta.decay_bias", builder.head_rows({heads}));
-  return builder.program().add(make_delta_gates(), {step, strength, log_decay, bias},
-                               {"delta_decay", "delta_beta"});
+/// Through `rank` elements, which the ranks of the group make of their own tokens and gather.
+ValueId project_through(LayerBuilder& builder, const std::string& name, ValueId normed,
+                        int64_t rank, int64_t width) {
+  const std::string down = fmt::format("delta_{}_down", name);
+  const ValueId low = builder.linear(fmt::format("delta.{}_down", name), normed, rank, false, down);
+  return builder.column_linear(fmt::format("delta.{}_up", name),
+                               builder.gather_tokens(low, down + "_gathered"),
+                               builder.head_rows({width, rank}).slice, 1, false, "delta_" + name);
 }
+
+/// The block's input, and of its own tokens' where a rank has some of them.
+struct DeltaInput {
+  ValueId normed;
+  ValueId gathered;
+};
+
+/// The output gate.
+ValueId build_output_gate(LayerBuilder& builder, const DeltaInput& x) {
+  const DeltaConfig& delta = builder.config.delta;
+  return delta.is_kimi() ? project_through(builder, "z", x.normed, delta.value_size, delta.values())
+                         : project(builder, "z", x.gathered, delta.values());
+}
+
+/// Decays and writing strength of each value head.
+std::vector<ValueId> build_gates(LayerBuilder& builder, const DeltaInput& x) {
+  const DeltaConfig& delta = builder.config.delta;
+  const int64_t heads = delta.num_value_heads;
+  const int64_t decays = delta.is_kimi() ? delta.keys() : heads;
+  const ValueId strength = project(builder, "b", x.gathered, heads);
+  const ValueId step = delta.is_kimi()
+                           ? project_through(builder, "a", x.normed, delta.key_size, decays)
+                           : project(builder, "a", x.gathered, decays);
+  const ValueId log_decay = builder.f32_weight("delta.log_decay", builder.head_rows({heads}));
+  const ValueId bias = builder.f32_weight("delta.decay_bias", builder.head_rows({decays}));
+  return builder.program().add(delta.is_kimi() ? make_kda_gates() : make_delta_gates(),
+                               {step, strength, log_decay, bias}, {"delta_decay", "delta_beta"});
+}
+
+/// The rule's operators over packed tokens, those behind a cache, and those behind states in slots.
+struct DeltaRule {
+  DeltaRule(const DeltaConfig& delta, int64_t tp)
+      : is_kimi(delta.is_kimi()),
+        gated{.num_key_heads = delta.num_key_heads / tp,
+              .num_value_heads = delta.num_value_heads / tp,
+              .key_size = delta.key_size,
+              .value_size = delta.value_size},
+        kimi{.num_heads = delta.num_value_heads / tp,
+             .key_size = delta.key_size,
+             .value_size = delta.value_size} {}
+
+  OperatorPtr packed() const { return is_kimi ? make_kda(kimi) : make_gated_delta(gated); }
+  OperatorPtr cached() const {
+    return is_kimi ? make_kda_cached(kimi) : make_gated_delta_cached(gated);
+  }
+  OperatorPtr batch(int64_t num_slots) const {
+    return is_kimi ? make_kda_batch(kimi, num_slots) : make_gated_delta_batch(gated, num_slots);
+  }
+
+  bool is_kimi;
+  GatedDeltaSpec gated;
+  KdaSpec kimi;
+};
 
 /// The rule itself, of q, k, v and both gates.
 ValueId run_rule(LayerBuilder& builder, std::vector<ValueId> inputs) {
-  const DeltaConfig& delta = builder.config.delta;
-  const GatedDeltaSpec spec{.num_key_heads = delta.num_key_heads / builder.tp(),
-                            .num_value_heads = delta.num_value_heads / builder.tp(),
-                            .key_size = delta.key_size,
-                            .value_size = delta.value_size};
+  const DeltaRule rule(builder.config.delta, builder.tp());
   Program& program = builder.program();
   if (builder.has_slots()) {
     builder.add_slots(inputs);
-    return program.add(make_gated_delta_batch(spec, builder.cache->num_slots), inputs,
-                       {"delta_out"}, {builder.port(Port::kDeltaStates)})[0];
+    return program.add(rule.batch(builder.cache->num_slots), inputs, {"delta_out"},
+                       {builder.port(Port::kDeltaStates)})[0];
   }
   inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
-  if (!builder.cache) return program.add1(make_gated_delta(spec), inputs, "delta_out");
-  return program.add(make_gated_delta_cached(spec), inputs, {"delta_out"},
-                     {builder.port(Port::kDeltaStates)})[0];
+  if (!builder.cache) return program.add1(rule.packed(), inputs, "delta_out");
+  return program.add(rule.cached(), inputs, {"delta_out"}, {builder.port(Port::kDeltaStates)})[0];
 }
 
 }  // namespace
@@ -80,14 +129,16 @@ ValueId build_delta(LayerBuilder& builder, ValueId normed) {
   const ValueId q = convolve(builder, "q", x, delta.keys(), Port::kQueryConvState);
   const ValueId k = convolve(builder, "k", x, delta.keys(), Port::kKeyConvState);
   const ValueId v = convolve(builder, "v", x, delta.values(), Port::kValueConvState);
-  const ValueId z = project(builder, "z", x, delta.values());
-  const auto gates = build_gates(builder, x);
+  const DeltaInput input{normed, x};
+  const ValueId z = build_output_gate(builder, input);
+  const auto gates = build_gates(builder, input);
   Program& program = builder.program();
   const ValueId read =
       run_rule(builder, {q, k, v, gates[DeltaGates::kDecay], gates[DeltaGates::kBeta]});
   const ValueId weight = builder.f32_weight("delta.norm.weight", builder.whole({delta.value_size}));
+  const NormGate gate = delta.is_kimi() ? NormGate::kSigmoid : NormGate::kSilu;
   const ValueId gated =
-      program.add1(make_gated_norm(config.norm_eps), {read, z, weight}, "delta_gated");
+      program.add1(make_gated_norm(config.norm_eps, gate), {read, z, weight}, "delta_gated");
   return builder.row_linear("delta.o", gated, delta.values(), config.hidden_size, false,
                             "delta_projected");
 }

@@ -6,10 +6,11 @@
 namespace tessera {
 
 void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
-  schema.add("model.delta_layers", &config.delta_layers,
-             "Layers whose mixer is Gated DeltaNet, sized by [delta], counted from 0; the others "
-             "have attention",
-             between(0, kMaxLayers - 1));
+  schema.add(
+      "model.delta_layers", &config.delta_layers,
+      "Layers whose mixer is a gated delta rule, as [delta] says, counted from 0; the others "
+      "have attention",
+      between(0, kMaxLayers - 1));
   schema.add("model.mamba_layers", &config.mamba_layers,
              "Layers whose mixer is Mamba-2, sized by [mamba], counted from 0",
              between(0, kMaxLayers - 1));
@@ -110,6 +111,8 @@ void validate_attention(const ModelConfig& config) {
   needs_window(config.window_kv_heads > 0, "model.window_kv_heads");
   needs_window(config.window_head_size > 0, "model.window_head_size");
   needs_window(config.window_sinks, "model.window_sinks");
+  require(config.temperature_scale == 0 || !config.is_latent(),
+          "model.temperature_scale does not go with model.attention = \"latent\"; set it to 0");
   require(config.temperature_scale == 0 || config.has_temperatures(),
           "model.temperature_scale is of layers without a rotation, and all layers with attention "
           "have one; set it to 0, or rope.fraction = 0 (with model.window_rope, layers with a "

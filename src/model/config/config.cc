@@ -320,7 +320,7 @@ int64_t ModelConfig::value_dim() const {
 }
 
 int64_t ModelConfig::rotary_dim() const {
-  if (is_latent()) return latent.rope_size;
+  if (is_latent()) return rope.fraction == 0 ? 0 : latent.rope_size;
   if (rope.proportional && rope.fraction > 0) return head_dim();
   return static_cast<int64_t>(static_cast<double>(head_dim()) * rope.fraction);
 }

@@ -70,7 +70,8 @@ enum class WindowKind {
 };
 
 /// Sizes of multi-latent attention. A query or key head is `nope_size` elements without a position
-/// followed by `rope_size` rotated ones; the rotated part of a key is one for all heads.
+/// followed by `rope_size` rotated ones; the rotated part of a key is one for all heads. With
+/// RopeConfig::fraction 0 that part is not rotated either.
 struct LatentConfig {
   int64_t query_rank = 0;  ///< 0: queries are not compressed
   int64_t kv_rank = 512;
@@ -93,8 +94,18 @@ struct IndexConfig {
   bool operator==(const IndexConfig&) const = default;
 };
 
-/// Sizes of the layers whose mixer is Gated DeltaNet (Gated Delta Networks: Yang et al., 2024).
+/// What layers of `delta_layers` have.
+enum class DeltaKind {
+  kGated,  ///< Gated DeltaNet: Gated Delta Networks, Yang et al., 2024
+  /// Kimi Delta Attention (Kimi Linear: Kimi Team, 2025): a decay for each element of a key, which
+  /// a projection through key_size elements makes; an output gate by the sigmoid, through
+  /// value_size
+  kKimi,
+};
+
+/// Sizes of the layers whose mixer is a gated delta rule.
 struct DeltaConfig {
+  DeltaKind kind = DeltaKind::kGated;
   int64_t num_key_heads = 4;
   int64_t num_value_heads = 4;  ///< a multiple of the key heads, each of which serves as many
   int64_t key_size = 64;
@@ -103,6 +114,7 @@ struct DeltaConfig {
 
   int64_t keys() const { return num_key_heads * key_size; }
   int64_t values() const { return num_value_heads * value_size; }
+  bool is_kimi() const { return kind == DeltaKind::kKimi; }
 };
 
 /// Sizes of the layers whose mixer is Mamba-2 (Transformers are SSMs: Dao and Gu, 2024, section 7).
@@ -161,7 +173,7 @@ struct LayerKind {
   bool moe = false;
   bool window = false;
   bool mtp = false;    ///< of multi-token prediction: it joins its input with an embedding first
-  bool delta = false;  ///< its mixer is Gated DeltaNet, not attention
+  bool delta = false;  ///< its mixer is a gated delta rule, not attention
   bool mamba = false;  ///< its mixer is Mamba-2
   bool conv = false;   ///< its mixer is a gated short convolution
   bool no_mixer = false;
@@ -293,7 +305,7 @@ struct ModelConfig {
   int64_t window_kv_heads = 0;   ///< of layers with the window; 0: num_kv_heads
   int64_t window_head_size = 0;  ///< of layers with the window; 0: head_size
   bool window_sinks = false;     ///< attention_sinks in layers with the window alone
-  /// Layers whose mixer is Gated DeltaNet, sized by `delta`; the others have attention.
+  /// Layers whose mixer is a gated delta rule, sized by `delta`; the others have attention.
   std::vector<int64_t> delta_layers;
   /// Layers whose mixer is Mamba-2, sized by `mamba`.
   std::vector<int64_t> mamba_layers;

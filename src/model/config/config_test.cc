@@ -62,6 +62,9 @@ TEST(ModelConfig, CountsEveryOption) {
   config.delta_layers = {0};
   config.delta = {.num_key_heads = 2, .num_value_heads = 6, .key_size = 3, .value_size = 5};
   expect_counted("gated delta rule");
+  config.delta.kind = DeltaKind::kKimi;
+  config.delta.num_key_heads = 6;
+  expect_counted("Kimi Delta Attention");
   config.mtp_layers = 2;
   expect_counted("multi-token prediction");
   config.mamba_layers = {1};
@@ -336,6 +339,12 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
         c.delta = {.num_key_heads = 4, .num_value_heads = 6};
       },
       "delta.num_value_heads 6 is not a multiple of delta.num_key_heads 4");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.delta_layers = {0};
+        c.delta = {.kind = DeltaKind::kKimi, .num_key_heads = 2, .num_value_heads = 4};
+      },
+      "delta.num_value_heads is 4 and delta.num_key_heads 2; make them equal");
   expect_refused(
       [](ModelConfig& c) {
         c.delta_layers = c.window_layers = {0};

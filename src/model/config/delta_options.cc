@@ -7,8 +7,12 @@
 namespace tessera {
 
 void add_delta_options(ConfigSchema& schema, DeltaConfig& delta) {
+  schema.add_enum("delta.kind", &delta.kind,
+                  {{"gated", DeltaKind::kGated}, {"kimi", DeltaKind::kKimi}},
+                  "What the layers of model.delta_layers have: \"gated\": Gated DeltaNet; "
+                  "\"kimi\": Kimi Delta Attention, with a decay for each element of a key");
   schema.add("delta.num_key_heads", &delta.num_key_heads,
-             "Query and key heads of Gated DeltaNet layers", between(1, kMaxHeads));
+             "Query and key heads of the layers of model.delta_layers", between(1, kMaxHeads));
   schema.add("delta.num_value_heads", &delta.num_value_heads,
              "Their value heads, a multiple of the key heads", between(1, kMaxHeads));
   schema.add("delta.key_size", &delta.key_size, "Size of a query or key head",
@@ -29,6 +33,11 @@ void validate_delta(const ModelConfig& config) {
   const DeltaConfig& delta = config.delta;
   require(config.delta_layers.empty() || delta.num_value_heads % delta.num_key_heads == 0,
           "delta.num_value_heads {} is not a multiple of delta.num_key_heads {}",
+          delta.num_value_heads, delta.num_key_heads);
+  require(config.delta_layers.empty() || !delta.is_kimi() ||
+              delta.num_value_heads == delta.num_key_heads,
+          "delta.kind is \"kimi\", whose heads each have keys of their own, but "
+          "delta.num_value_heads is {} and delta.num_key_heads {}; make them equal",
           delta.num_value_heads, delta.num_key_heads);
   require(
       !config.attention_gate || !config.is_latent(),

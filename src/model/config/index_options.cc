@@ -34,6 +34,11 @@ void validate_index(const ModelConfig& config) {
           "index.head_size {} is below latent.rope_size {}, the elements of it that are rotated; "
           "set it to {} or more",
           index.head_size, config.latent.rope_size, config.latent.rope_size);
+  require(
+      config.rotary_dim() > 0,
+      "index.top_k is {}, whose queries and keys are rotated, but rope.fraction is 0; leave one "
+      "of them out",
+      index.top_k);
   require(config.window == 0,
           "index.top_k chooses what tokens see, and model.window {} bounds it; leave one of them "
           "out",

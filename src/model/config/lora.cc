@@ -82,7 +82,7 @@ class MatrixList {
     add("delta.q", hidden, delta.keys(), num_delta_);
     add("delta.k", hidden, delta.keys(), num_delta_);
     add("delta.v", hidden, delta.values(), num_delta_);
-    add("delta.z", hidden, delta.values(), num_delta_);
+    if (!delta.is_kimi()) add("delta.z", hidden, delta.values(), num_delta_);
     add("delta.o", delta.values(), hidden, num_delta_);
   }
 

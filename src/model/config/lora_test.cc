@@ -23,6 +23,7 @@ TEST(Lora, CountsItsAdapters) {
   config.delta_layers = {2};
   config.attention_gate = true;
   for (const bool latent : {false, true}) {
+    config.delta.kind = latent ? DeltaKind::kKimi : DeltaKind::kGated;
     for (const std::vector<std::string>& targets : std::vector<std::vector<std::string>>{
              {"all"}, {"attn", "moe"}, {"attn.o", "delta", "mlp"}}) {
       if (latent) {

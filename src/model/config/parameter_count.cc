@@ -46,16 +46,20 @@ Saturating count_attention(const ModelConfig& config) {
   return count + latent.kv_rank * n * (latent.nope_size + latent.value_size);
 }
 
-/// The same of a layer with Gated DeltaNet.
+/// The same of a layer with a gated delta rule.
 Saturating count_delta(const ModelConfig& config) {
   const Saturating h = config.hidden_size;
   const DeltaConfig& delta = config.delta;
   const Saturating keys = delta.keys();
   const Saturating values = delta.values();
   const Saturating heads = delta.num_value_heads;
-  // Queries, keys, values and output gate; strength and decay; back.
-  const Saturating projections = h * (2 * keys + 2 * values + 2 * heads) + values * h;
-  return projections + delta.conv_size * (2 * keys + values) + 2 * heads + delta.value_size;
+  // Queries, keys, values and strength; back.
+  const Saturating projections = h * (2 * keys + values + heads) + values * h;
+  // Decays and output gate, and what decays have beside a projection.
+  const Saturating gates =
+      delta.is_kimi() ? (h + keys) * delta.key_size + (h + values) * delta.value_size + keys + heads
+                      : h * (heads + values) + 2 * heads;
+  return projections + gates + delta.conv_size * (2 * keys + values) + delta.value_size;
 }
 
 /// The same of a layer with Mamba-2.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "core/text/names.h"
 #include "model/config/config.h"
@@ -94,6 +95,27 @@ constexpr const char* kGemma4 =
     "[window_rope]\nbase = 10000.0\n"
     "[moe]\nshared_inner_size = 2112\nseparate_norms = true\nrouter_norm = true\n"
     "expert_scale = true\nbalance_coefficient = 0.0\n";
+
+/// Kimi Linear 48B-A3B but for the layers with latent attention, which make_published leaves out of
+/// those with Kimi Delta Attention.
+constexpr const char* kKimiLinear =
+    "[model]\nvocab_size = 163840\ninner_size = 9216\nattention = \"latent\"\nnorm_eps = 1e-5\n"
+    "padding_token = 163839\n"
+    "[latent]\nquery_rank = 0\nkv_rank = 512\nnope_size = 128\nrope_size = 64\n"
+    "value_size = 128\n[rope]\nfraction = 0.0\n"
+    "[delta]\nkind = \"kimi\"\nnum_key_heads = 32\nnum_value_heads = 32\nkey_size = 128\n"
+    "value_size = 128\n[moe]\nscore = \"sigmoid\"\nexpert_bias = true\nscore_scale = 2.446\n"
+    "first_dense_layers = 1\nshared_inner_size = 1024\nbalance_coefficient = 0.0\n";
+constexpr std::array<int64_t, 7> kKimiAttentionLayers = {3, 7, 11, 15, 19, 23, 26};
+
+/// Trinity Mini but for the layers with a window: all but every fourth, which make_published adds.
+constexpr const char* kTrinityMini =
+    "[model]\nvocab_size = 200192\nhead_size = 128\ninner_size = 6144\nqk_norm = \"head\"\n"
+    "attention_gate = true\npost_norms = true\nembedding_multiplier = 45.254833995939045\n"
+    "norm_eps = 1e-5\nwindow = 2048\nwindow_rope = true\n[rope]\nfraction = 0.0\n"
+    "[window_rope]\nbase = 10000.0\n"
+    "[moe]\nscore = \"sigmoid\"\nexpert_bias = true\nscore_scale = 2.826\n"
+    "first_dense_layers = 2\nshared_inner_size = 1024\nbalance_coefficient = 0.0\n";
 
 /// LFM2-8B-A1B but for its gated convolutions: in all layers but those that attend, which
 /// make_published adds.
@@ -241,6 +263,10 @@ constexpr PublishedShape kPublished[] = {
      2, 704, 128, 8, true, kGemma4},
     {"lfm2-8b-a1b", "LFM2-8B-A1B (published configuration)", 24, 2048, 32, 8, 1792, 32, 4, true,
      kLfm2},
+    {"trinity-mini", "Trinity Mini, Arcee AI 2025", 32, 2048, 32, 4, 1024, 128, 8, false,
+     kTrinityMini},
+    {"kimi-linear-48b-a3b", "Kimi Linear 48B-A3B, Kimi Team 2025", 27, 2304, 32, 0, 1024, 256, 8,
+     false, kKimiLinear},
 };
 
 /// The window's layers 0, 2, 4 and so on.
@@ -268,9 +294,10 @@ std::string three_of_four_layers(const char* key, int64_t num_layers) {
   return list_layers(key, num_layers, [](int64_t layer) { return layer % 4 != 3; });
 }
 
-std::string lfm2_layers(int64_t num_layers) {
-  return list_layers("conv_layers", num_layers, [](int64_t layer) {
-    return std::ranges::find(kLfm2AttentionLayers, layer) == kLfm2AttentionLayers.end();
+/// All layers but those that attend.
+std::string layers_but(std::span<const int64_t> attending, const char* key, int64_t num_layers) {
+  return list_layers(key, num_layers, [&](int64_t layer) {
+    return std::ranges::find(attending, layer) == attending.end();
   });
 }
 
@@ -311,10 +338,11 @@ Preset make_published(const PublishedShape& s) {
   if (s.extra == kGptOss) toml += every_other_layer(s.layers);
   if (s.extra == kQwen3Next || s.extra == kQwen35)
     toml += three_of_four_layers("delta_layers", s.layers);
-  if (s.extra == kLlama4 || s.extra == kExaone)
+  if (s.extra == kLlama4 || s.extra == kExaone || s.extra == kTrinityMini)
     toml += three_of_four_layers("window_layers", s.layers);
   if (s.extra == kGemma4) toml += five_of_six_layers("window_layers", s.layers);
-  if (s.extra == kLfm2) toml += lfm2_layers(s.layers);
+  if (s.extra == kLfm2) toml += layers_but(kLfm2AttentionLayers, "conv_layers", s.layers);
+  if (s.extra == kKimiLinear) toml += layers_but(kKimiAttentionLayers, "delta_layers", s.layers);
   if (s.extra == kGraniteHybrid) toml += granite_layers(s.layers);
   if (s.extra == kNemotronNano) toml += nemotron_layers(kNemotronNanoLayers);
   return {s.name, s.source, toml};

@@ -10,8 +10,9 @@ namespace {
 void validate_section(const ModelConfig& config, std::string_view section) {
   const RopeConfig& rope = config.rope;
   const int64_t size = config.rotary_dim();
-  require(!config.is_latent() || rope.fraction == 1.0,
-          "{}.fraction {} does not go with model.attention = \"latent\"; set latent.rope_size",
+  require(!config.is_latent() || rope.fraction == 1.0 || rope.fraction == 0.0,
+          "{}.fraction {} does not go with model.attention = \"latent\", which rotates "
+          "latent.rope_size elements of a head, or with 0 none; set latent.rope_size",
           section, rope.fraction);
   require(!rope.proportional || !config.is_latent(),
           "{}.proportional does not go with model.attention = \"latent\"; leave it out", section);

@@ -118,6 +118,23 @@ inline std::vector<Case> mixer_gradient_cases() {
                              .conv_size = 3};
                   c.attention_gate = true;
                 }),
+      make_case(
+          "kimi_delta",
+          [](ModelConfig& c) {
+            c.init_deviation = 0.7;
+            c.delta_layers = {0};
+            c.delta = {.kind = DeltaKind::kKimi,
+                       .num_key_heads = 2,
+                       .num_value_heads = 2,
+                       .key_size = 6,
+                       .value_size = 5,
+                       .conv_size = 3};
+            c.attention = AttentionKind::kLatent;
+            c.num_kv_heads = 0;
+            c.latent = {
+                .query_rank = 0, .kv_rank = 6, .nope_size = 3, .rope_size = 2, .value_size = 5};
+            c.rope.fraction = 0;
+          }),
       make_case("gated_delta_of_predicted_tokens",
                 [](ModelConfig& c) {
                   c.mtp_layers = 1;

@@ -45,13 +45,15 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
   ParameterSpec spec{
       .name = std::move(name), .dtype = type.dtype, .shape = type.shape, .placement = placement};
   if (type.shape.rank() < 2) {
+    const bool of_decays = ends_with(spec.name, "delta.decay_bias");
     const bool is_one =
         ends_with(spec.name, "norm.weight") || ends_with(spec.name, "layer_scalar") ||
-        ends_with(spec.name, "moe.expert_scale") || ends_with(spec.name, "delta.decay_bias") ||
+        ends_with(spec.name, "moe.expert_scale") || (of_decays && !config.delta.is_kimi()) ||
         ends_with(spec.name, "mamba.skip");
     spec.init_constant = is_one ? 1.0F : 0.0F;
     spec.init_decays = ends_with(spec.name, ".log_decay");
-    spec.init_steps = ends_with(spec.name, "mamba.step_bias");
+    spec.init_steps =
+        ends_with(spec.name, "mamba.step_bias") || (of_decays && config.delta.is_kimi());
     return spec;
   }
   if (is_adapter_parameter(spec.name)) {

@@ -29,7 +29,7 @@ struct ParameterSpec {
   double init_deviation = 0;  ///< normal with this deviation; 0: the constant below
   float init_constant = 0;
   bool init_decays = false;  ///< logarithms of decays, spread evenly over (0, 16), instead
-  bool init_steps = false;   ///< biases of Mamba-2's steps, instead
+  bool init_steps = false;   ///< biases of steps as Mamba-2 has them, instead
 
   Format format() const { return {dtype, scale}; }
   bool is_fp8() const { return scale.is_scaled(); }

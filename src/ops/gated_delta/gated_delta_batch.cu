@@ -1,5 +1,6 @@
-// The gated delta rule of several sequences' tokens, token by token: a block keeps 64 columns of a
-// head's state in registers, each by four lanes.
+// The gated delta rule of several sequences' tokens, token by token, and the same with a decay for
+// each element of a key: a block keeps 64 columns of a head's state in registers, each by four
+// lanes.
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
 #include "ops/cuda/vector.cuh"
@@ -15,7 +16,8 @@ constexpr int kColumnsOfWarp = 8;
 constexpr int kColumns = kWarps * kColumnsOfWarp;
 constexpr int kParts = kLanes / kColumnsOfWarp;  // lanes of a column
 
-/// What a thread brings of a token: a value of the query and of the key, and its column's value.
+/// What a thread brings of a token: a value of the query and of the key, and its column's value; of
+/// the decays the head's, or that of its value of the key.
 struct DeltaToken {
   float q = 0;
   float k = 0;
@@ -25,7 +27,7 @@ struct DeltaToken {
 };
 
 /// Of a head and a column.
-template <typename T>
+template <typename T, bool kByElement>
 struct DeltaReader {
   const DeltaOperands& x;
   int head;
@@ -39,21 +41,24 @@ struct DeltaReader {
     if (i < x.key_size) {
       result.q = load<1>(static_cast<const T*>(x.q) + key)[0];
       result.k = load<1>(static_cast<const T*>(x.k) + key)[0];
+      if (kByElement) result.decay = x.decay[key];
     }
     if (column < x.value_size)
       result.v = load<1>(static_cast<const T*>(x.v) + x.value_at(token, head) + column)[0];
     const int64_t gate = token * x.heads + head;
-    result.decay = x.decay[gate];
+    if (!kByElement) result.decay = x.decay[gate];
     result.beta = x.beta[gate];
     return result;
   }
 };
 
-/// By the block: the unit vectors of a token's query and key.
-template <int kSize>
+/// By the block: the unit vectors of a token's query and key, and what is left of the state by
+/// elements of the key.
+template <int kSize, bool kByElement>
 struct UnitVectors {
   alignas(16) float q[kSize];
   alignas(16) float k[kSize];
+  alignas(16) float kept[kByElement ? kSize : 1];
   float sums[kWarps][2];
 
   __device__ __forceinline__ void take(const DeltaToken& token, int key_size) {
@@ -76,6 +81,7 @@ struct UnitVectors {
       q[thread] =
           token.q * rsqrtf(squares[0] + kDeltaUnitEps) * rsqrtf(static_cast<float>(key_size));
       k[thread] = token.k * rsqrtf(squares[1] + kDeltaUnitEps);
+      if (kByElement) kept[thread] = expf(token.decay);
     }
     __syncthreads();
   }
@@ -99,14 +105,14 @@ struct StateColumn {
     return (i / kStep * kParts + part) * kStep + i % kStep;
   }
   /// Moves on by a token and gives what its query reads.
-  template <int kSize>
+  template <int kSize, bool kByElement>
   __device__ __forceinline__ float move_on(const DeltaToken& token,
-                                           const UnitVectors<kSize>& unit) {
-    const float decay = expf(token.decay);
+                                           const UnitVectors<kSize, kByElement>& unit) {
+    const float decay = kByElement ? 1 : expf(token.decay);
     float seen = 0;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      values[i] *= decay;
+      values[i] *= kByElement ? unit.kept[row(i)] : decay;
       seen += values[i] * unit.k[row(i)];
     }
     const float written = token.beta * (token.v - sum_parts(seen));
@@ -131,11 +137,11 @@ __device__ void clear_rest(const DeltaBatch& p, int column) {
     store(static_cast<T*>(p.o) + x.value_at(t, static_cast<int>(blockIdx.y)) + column, Floats<1>{});
 }
 
-template <typename T, int kPer>
+template <typename T, int kPer, bool kByElement>
 __global__ void __launch_bounds__(kThreads) run_batch(const __grid_constant__ DeltaBatch p) {
   wait_for_earlier();
   let_next_begin();
-  __shared__ UnitVectors<kPer * kParts> unit;
+  __shared__ UnitVectors<kPer * kParts, kByElement> unit;
   const DeltaOperands& x = p.x;
   const auto head = static_cast<int>(blockIdx.y);
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -161,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) run_batch(const __grid_constant__ De
     const bool kept = length > end - begin && there && row < x.key_size;
     state.values[i] = kept ? own[static_cast<int64_t>(row) * x.value_size] : 0;
   }
-  const DeltaReader<T> reader{x, head, column};
+  const DeltaReader<T, kByElement> reader{x, head, column};
   DeltaToken token = reader.read(begin, end);
   for (int64_t t = begin; t < end; ++t) {
     unit.take(token, x.key_size);
@@ -178,11 +184,9 @@ __global__ void __launch_bounds__(kThreads) run_batch(const __grid_constant__ De
   }
 }
 
-}  // namespace
-
-void launch_delta_batch(const DeltaBatch& batch, cudaStream_t stream) {
+template <bool kByElement>
+void launch_batch(const DeltaBatch& batch, cudaStream_t stream) {
   const DeltaOperands& x = batch.x;
-  if (x.tokens == 0) return;
   const int sequences = batch.num_sequences > 0 ? batch.num_sequences : 1;
   const dim3 blocks(static_cast<unsigned>(sequences), static_cast<unsigned>(x.heads),
                     static_cast<unsigned>(divide_up(x.value_size, kColumns)));
@@ -190,11 +194,18 @@ void launch_delta_batch(const DeltaBatch& batch, cudaStream_t stream) {
     const auto launch = [&](auto kernel) {
       launch_early(kernel, {blocks, kThreads}, stream, batch);
     };
-    if (x.key_size <= 8 * kParts) return launch(run_batch<T, 8>);
-    if (x.key_size <= 32 * kParts) return launch(run_batch<T, 32>);
+    if (x.key_size <= 8 * kParts) return launch(run_batch<T, 8, kByElement>);
+    if (x.key_size <= 32 * kParts) return launch(run_batch<T, 32, kByElement>);
     static_assert(kMostBatchKeySize == 64 * kParts);
-    launch(run_batch<T, 64>);
+    launch(run_batch<T, 64, kByElement>);
   });
+}
+
+}  // namespace
+
+void launch_delta_batch(const DeltaBatch& batch, cudaStream_t stream) {
+  if (batch.x.tokens == 0) return;
+  batch.decays_by_element ? launch_batch<true>(batch, stream) : launch_batch<false>(batch, stream);
 }
 
 }  // namespace tessera::cuda

@@ -8,19 +8,12 @@
 #include "ops/cpu_dispatch.h"
 #include "ops/gated_delta/delta_chunk.h"
 #include "ops/gated_delta/delta_chunk_grads.h"
+#include "ops/gated_delta/delta_rows.h"
 #include "ops/sequence_bounds.h"
 #include "ops/storage.h"
 
 namespace tessera {
 namespace {
-
-/// What heads of one sequence are worked on by as many workers at once, whatever the number of
-/// threads: each has scratch memory of its own.
-constexpr int64_t kMaxWorkers = 32;
-
-int64_t num_workers(int64_t sequences, int64_t heads) {
-  return std::min(kMaxWorkers, sequences * heads);
-}
 
 int64_t num_chunks(int64_t tokens) {
   return (tokens + kDeltaChunk - 1) / kDeltaChunk;
@@ -62,62 +55,6 @@ DeltaScratch place_backward(const GatedDeltaSpec& spec, int64_t tokens,
       memory, layout.add<float>(states * std::max<int64_t>(num_chunks(tokens), 1)));
   scratch.num_bytes = layout.num_bytes();
   return scratch;
-}
-
-/// Rows of a head as unit vectors times `scale`, and what they were divided by.
-template <typename T>
-void read_unit_rows(float* to, float* inverse, const T* from, int64_t stride, int64_t count,
-                    int64_t size, float scale) {
-  for (int64_t i = 0; i < count; ++i) {
-    const T* row = from + i * stride;
-    simd::Vec squares{};
-    simd::for_each_vector(size, [&](int64_t j, auto lanes) {
-      const simd::Vec x = simd::load(row + j, lanes);
-      squares += x * x;
-    });
-    inverse[i] = 1.0F / std::sqrt(simd::sum(squares) + kUnitEps);
-    const float factor = inverse[i] * scale;
-    simd::for_each_vector(size, [&](int64_t j, auto lanes) {
-      simd::store(to + i * size + j, simd::load(row + j, lanes) * factor, lanes);
-    });
-  }
-}
-
-/// Gradients of the rows that read_unit_rows() read, from those of what it wrote.
-template <typename T>
-void write_unit_grads(T* to, int64_t stride, const DeltaChunk& c, const float* rows,
-                      const float* inverse, const float* grads, float scale) {
-  const int64_t size = c.key_size;
-  for (int64_t i = 0; i < c.count; ++i) {
-    const float* row = rows + i * size;
-    const float* grad = grads + i * size;
-    const float along = dot_rows(row, grad, size) / (scale * scale);
-    const float factor = inverse[i] * scale;
-    T* out = to + i * stride;
-    simd::for_each_vector(size, [&](int64_t j, auto lanes) {
-      simd::store(out + j,
-                  factor * (simd::load(grad + j, lanes) - along * simd::load(row + j, lanes)),
-                  lanes);
-    });
-  }
-}
-
-template <typename T>
-void read_rows(float* to, const T* from, int64_t stride, int64_t count, int64_t size) {
-  for (int64_t i = 0; i < count; ++i) {
-    simd::for_each_vector(size, [&](int64_t j, auto lanes) {
-      simd::store(to + i * size + j, simd::load(from + i * stride + j, lanes), lanes);
-    });
-  }
-}
-
-template <typename T>
-void write_rows(T* to, const float* from, int64_t stride, int64_t count, int64_t size) {
-  for (int64_t i = 0; i < count; ++i) {
-    simd::for_each_vector(size, [&](int64_t j, auto lanes) {
-      simd::store(to + i * stride + j, simd::load(from + i * size + j, lanes), lanes);
-    });
-  }
 }
 
 /// The operands of either pass.
@@ -165,15 +102,6 @@ struct DeltaOperands {
     }
   }
 };
-
-/// Calls run(task, worker) for every task; tasks of one worker follow one another.
-template <typename Run>
-void for_each_task(int64_t tasks, int64_t workers, Run run) {
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t worker = 0; worker < workers; ++worker) {
-    for (int64_t task = worker; task < tasks; task += workers) run(task, worker);
-  }
-}
 
 /// One value head of a sequence, from the state before its first token, which becomes that behind
 /// its last.
@@ -355,8 +283,10 @@ void run_key_head_backward(const DeltaOperands<T>& x, const DeltaGradients<T>& g
                          scratch.state_grad + r * size);
     }
     const int64_t at = x.key_at(t, key_head);
-    write_unit_grads(grads.q + at, x.key_stride(), c, c.q, c.q_inverse, g.q, query_scale(x.spec));
-    write_unit_grads(grads.k + at, x.key_stride(), c, c.k, c.k_inverse, g.k, 1.0F);
+    write_unit_grads(grads.q + at, x.key_stride(),
+                     {c.q, c.q_inverse, c.count, c.key_size, query_scale(x.spec)}, g.q);
+    write_unit_grads(grads.k + at, x.key_stride(), {c.k, c.k_inverse, c.count, c.key_size, 1.0F},
+                     g.k);
   }
 }
 

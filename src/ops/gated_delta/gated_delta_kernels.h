@@ -20,7 +20,9 @@ inline int64_t num_delta_chunks(int64_t tokens) {
   return (tokens + kDeltaRows - 1) / kDeltaRows;
 }
 
-/// The operands of all passes: q, k [T, Nk, Dk], v [T, N, Dv], decay and beta [T, N].
+/// The operands of all passes: q, k [T, Nk, Dk], v [T, N, Dv], decay and beta [T, N]; or with a
+/// decay for each element of a key [T, N, Dk], which has kernels of its own (ops/kda) but for those
+/// of marks and batches.
 struct DeltaOperands {
   DType dtype;
   int tokens;
@@ -83,6 +85,8 @@ struct DeltaMarks {
   float* k_inverse;  ///< [T, Nk]
   float* sums;       ///< [T, N] of g, from the first token of the chunk or sequence on
 };
+/// `q_inverse` and `k_inverse` alone.
+void launch_delta_lengths(const DeltaOperands& x, const DeltaMarks& marks, cudaStream_t stream);
 void launch_delta_marks(const DeltaOperands& x, const DeltaMarks& marks, cudaStream_t stream);
 
 /// From gradients of unit vectors, one for each value head [T, N, Dk], those of q and k.
@@ -176,6 +180,7 @@ struct DeltaBatch {
   int num_slots;
   float* states;
   void* o;
+  bool decays_by_element = false;  ///< of keys, not by head
 };
 void launch_delta_batch(const DeltaBatch& batch, cudaStream_t stream);
 

@@ -115,11 +115,15 @@ void launch_delta_starts(const DeltaOperands& x, int32_t* starts, cudaStream_t s
   launch_early(mark_starts, {thread_blocks(x.tokens), kThreads}, stream, x, starts);
 }
 
-void launch_delta_marks(const DeltaOperands& x, const DeltaMarks& marks, cudaStream_t stream) {
-  launch_delta_starts(x, marks.starts, stream);
+void launch_delta_lengths(const DeltaOperands& x, const DeltaMarks& marks, cudaStream_t stream) {
   with_type(x.dtype, [&]<typename T>() {
     launch_early(mark_lengths<T>, {row_blocks(x), kThreads}, stream, x, marks);
   });
+}
+
+void launch_delta_marks(const DeltaOperands& x, const DeltaMarks& marks, cudaStream_t stream) {
+  launch_delta_starts(x, marks.starts, stream);
+  launch_delta_lengths(x, marks, stream);
   launch_early(sum_decays, {thread_blocks(num_delta_chunks(x.tokens) * x.heads), kThreads}, stream,
                x, marks);
 }

@@ -20,14 +20,18 @@ void check_gated(const Operator& op, std::span<const ValueType> inputs, size_t c
               weight.to_string(), x.shape[1]);
 }
 
+std::string describe(double eps, NormGate gate) {
+  return fmt::format("eps={}{}", eps, gate == NormGate::kSigmoid ? " gate=sigmoid" : "");
+}
+
 }  // namespace
 
-GatedNorm::GatedNorm(double eps) : eps_(eps) {
+GatedNorm::GatedNorm(double eps, NormGate gate) : eps_(eps), gate_(gate) {
   require(eps >= 0, "gated_norm: eps must be at least 0, got {}", eps);
 }
 
 std::string GatedNorm::attributes() const {
-  return fmt::format("eps={}", eps_);
+  return describe(eps_, gate_);
 }
 
 std::vector<ValueType> GatedNorm::infer(std::span<const ValueType> inputs) const {
@@ -39,14 +43,14 @@ void GatedNorm::differentiate(GradientBuilder& builder) const {
   const auto grad = builder.grad_output(kY);
   if (!grad) return;
   const auto grads = builder.emit(
-      std::make_shared<GatedNormBackward>(eps_),
+      std::make_shared<GatedNormBackward>(eps_, gate_),
       {builder.input(kX), builder.input(kZ), builder.input(kWeight), *grad}, {kWeight});
   if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[GatedNormBackward::kGradX]);
   if (builder.needs_grad(kZ)) builder.set_grad_input(kZ, grads[GatedNormBackward::kGradZ]);
 }
 
 std::string GatedNormBackward::attributes() const {
-  return fmt::format("eps={}", eps_);
+  return describe(eps_, gate_);
 }
 
 std::vector<ValueType> GatedNormBackward::infer(std::span<const ValueType> inputs) const {
@@ -56,8 +60,8 @@ std::vector<ValueType> GatedNormBackward::infer(std::span<const ValueType> input
   return {inputs[kX], inputs[kZ], inputs[kWeight]};
 }
 
-OperatorPtr make_gated_norm(double eps) {
-  return std::make_shared<GatedNorm>(eps);
+OperatorPtr make_gated_norm(double eps, NormGate gate) {
+  return std::make_shared<GatedNorm>(eps, gate);
 }
 
 }  // namespace tessera

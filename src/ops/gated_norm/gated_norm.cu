@@ -24,8 +24,17 @@ struct GatedNormParams {
   float* deviations;  ///< [rows]: 1 / deviation, for heads that are read twice
 };
 
+/// The gate that is not SiLU.
+struct PlainGate {
+  static __device__ __forceinline__ float value(float z) { return sigmoid(z); }
+  static __device__ __forceinline__ Slope slope(float z) {
+    const float s = sigmoid(z);
+    return {s, s * (1.0F - s)};
+  }
+};
+
 /// A vector's share of a head's sums and results.
-template <int kWidth>
+template <typename Gate, int kWidth>
 struct GatedVector {
   Floats<kWidth> x;
   Floats<kWidth> z;
@@ -40,21 +49,21 @@ struct GatedVector {
   __device__ __forceinline__ Floats<kWidth> output(float rstd) const {
     Floats<kWidth> y;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) y[i] = x[i] * rstd * weight[i] * Silu::value(z[i]);
+    for (int i = 0; i < kWidth; ++i) y[i] = x[i] * rstd * weight[i] * Gate::value(z[i]);
     return y;
   }
   /// The sum of the normed x's gradient times x.
   __device__ __forceinline__ float dot(const Floats<kWidth>& grad) const {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) sum += grad[i] * Silu::value(z[i]) * weight[i] * x[i];
+    for (int i = 0; i < kWidth; ++i) sum += grad[i] * Gate::value(z[i]) * weight[i] * x[i];
     return sum;
   }
   __device__ __forceinline__ Floats<kWidth> grad_z(const Floats<kWidth>& grad, float rstd) const {
     Floats<kWidth> g;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
-      g[i] = grad[i] * x[i] * rstd * weight[i] * Silu::slope(z[i]).derivative;
+      g[i] = grad[i] * x[i] * rstd * weight[i] * Gate::slope(z[i]).derivative;
     return g;
   }
   /// `shift` is the dot product over the whole head times rstd² / size.
@@ -63,14 +72,14 @@ struct GatedVector {
     Floats<kWidth> g;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
-      g[i] = (grad[i] * Silu::value(z[i]) * weight[i] - x[i] * shift) * rstd;
+      g[i] = (grad[i] * Gate::value(z[i]) * weight[i] - x[i] * shift) * rstd;
     return g;
   }
 };
 
-template <typename T, int kWidth>
-__device__ __forceinline__ GatedVector<kWidth> load_gated(const GatedNormRows& call, int64_t at,
-                                                          int64_t column) {
+template <typename Gate, typename T, int kWidth>
+__device__ __forceinline__ GatedVector<Gate, kWidth> load_gated(const GatedNormRows& call,
+                                                                int64_t at, int64_t column) {
   return {load<kWidth>(static_cast<const T*>(call.x) + at + column),
           load<kWidth>(static_cast<const T*>(call.z) + at + column),
           load<kWidth>(call.weight + column)};
@@ -80,7 +89,7 @@ __device__ __forceinline__ float inverse_deviation(float squares, const GatedNor
   return 1.0F / sqrtf(squares / static_cast<float>(call.size) + call.eps);
 }
 
-template <typename T, int kWidth, int kLanes>
+template <typename Gate, typename T, int kWidth, int kLanes>
 __global__ void __launch_bounds__(kThreads) gate_heads(const __grid_constant__ GatedNormParams p) {
   wait_for_earlier();
   const GatedNormRows& call = p.call;
@@ -89,13 +98,13 @@ __global__ void __launch_bounds__(kThreads) gate_heads(const __grid_constant__ G
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / kLanes;
   const bool holds = column < call.size && row < call.rows;
   const int64_t at = row * call.size;
-  GatedVector<kWidth> vector = {};
-  if (holds) vector = load_gated<T, kWidth>(call, at, column);
+  GatedVector<Gate, kWidth> vector = {};
+  if (holds) vector = load_gated<Gate, T, kWidth>(call, at, column);
   const float rstd = inverse_deviation(sum_lanes<kLanes>(vector.squares()), call);
   if (holds) store_once(static_cast<T*>(p.y) + at + column, vector.output(rstd));
 }
 
-template <typename T, int kWidth>
+template <typename Gate, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     gate_long_heads(const __grid_constant__ GatedNormParams p) {
   wait_for_earlier();
@@ -106,10 +115,11 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = static_cast<int64_t>(threadIdx.x) % 32 * kWidth;
   float squares = 0;
   for (int64_t column = first; column < call.size; column += 32 * kWidth)
-    squares += load_gated<T, kWidth>(call, at, column).squares();
+    squares += load_gated<Gate, T, kWidth>(call, at, column).squares();
   const float rstd = inverse_deviation(sum_lanes(squares), call);
   for (int64_t column = first; column < call.size; column += 32 * kWidth) {
-    store(static_cast<T*>(p.y) + at + column, load_gated<T, kWidth>(call, at, column).output(rstd));
+    store(static_cast<T*>(p.y) + at + column,
+          load_gated<Gate, T, kWidth>(call, at, column).output(rstd));
   }
 }
 
@@ -130,7 +140,7 @@ struct GatedPacks {
 };
 
 // The next head is on its way while one is worked on.
-template <typename T, int kWidth, int kLanes>
+template <typename Gate, typename T, int kWidth, int kLanes>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
     gate_heads_backward(const __grid_constant__ GatedNormParams p) {
   wait_for_earlier();
@@ -150,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
   // All lanes of a warp go through the loop as often as its first group.
   for (; row - group < call.rows; row += step) {
     const bool holds = has_column && row < call.rows;
-    const GatedVector<kWidth> vector = {to_floats(next.x), to_floats(next.z), weight};
+    const GatedVector<Gate, kWidth> vector = {to_floats(next.x), to_floats(next.z), weight};
     const Floats<kWidth> grad = to_floats(next.grad);
     if (has_column && row + step < call.rows) next.load(p, (row + step) * call.size + column);
     const float rstd = inverse_deviation(sum_lanes<kLanes>(vector.squares()), call);
@@ -162,14 +172,14 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
     store_once(static_cast<T*>(p.grad_z) + at, vector.grad_z(grad, rstd));
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
-      sums[i] += grad[i] * Silu::value(vector.z[i]) * vector.x[i] * rstd;
+      sums[i] += grad[i] * Gate::value(vector.z[i]) * vector.x[i] * rstd;
   }
   if (p.partials == nullptr) return;
   write_block_sums(p.partials + blockIdx.x * call.size, static_cast<int>(call.size), sums, kLanes,
                    shared);
 }
 
-template <typename T, int kWidth>
+template <typename Gate, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     gate_long_heads_backward(const __grid_constant__ GatedNormParams p) {
   wait_for_earlier();
@@ -182,7 +192,7 @@ __global__ void __launch_bounds__(kThreads)
   float squares = 0;
   float dot = 0;
   for (int64_t column = first; column < call.size; column += 32 * kWidth) {
-    const GatedVector<kWidth> vector = load_gated<T, kWidth>(call, at, column);
+    const GatedVector<Gate, kWidth> vector = load_gated<Gate, T, kWidth>(call, at, column);
     squares += vector.squares();
     dot += vector.dot(load<kWidth>(grads + column));
   }
@@ -190,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
   const float shift = sum_lanes(dot) * rstd * rstd / static_cast<float>(call.size);
   if (first == 0) p.deviations[row] = rstd;
   for (int64_t column = first; column < call.size; column += 32 * kWidth) {
-    const GatedVector<kWidth> vector = load_gated<T, kWidth>(call, at, column);
+    const GatedVector<Gate, kWidth> vector = load_gated<Gate, T, kWidth>(call, at, column);
     const Floats<kWidth> grad = load<kWidth>(grads + column);
     store(static_cast<T*>(p.grad_x) + at + column, vector.grad_x(grad, rstd, shift));
     store(static_cast<T*>(p.grad_z) + at + column, vector.grad_z(grad, rstd));
@@ -198,7 +208,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// What heads add to the gradient of the weight.
-template <typename T, int kWidth>
+template <typename Gate, typename T, int kWidth>
 struct GatedNormTerms {
   struct Loaded {
     Pack<T, kWidth> x;
@@ -224,7 +234,7 @@ struct GatedNormTerms {
     const Floats<kWidth> grads = to_floats(loaded.grad);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
-      sums[i] += grads[i] * Silu::value(gates[i]) * values[i] * loaded.rstd;
+      sums[i] += grads[i] * Gate::value(gates[i]) * values[i] * loaded.rstd;
   }
 };
 
@@ -241,17 +251,60 @@ unsigned long_blocks(const GatedNormRows& call) {
   return static_cast<unsigned>(divide_up(call.rows, kThreads / 32));
 }
 
-template <typename T, int kWidth>
+template <typename Gate, typename T, int kWidth>
 void run_long_backward(GatedNormParams params, const GatedNormGrads& grads, cudaStream_t stream) {
   const GatedNormRows& call = params.call;
   params.deviations = grads.scratch + column_sums_bytes(call.size) / sizeof(float);
-  launch_early(gate_long_heads_backward<T, kWidth>, {long_blocks(call), kThreads}, stream, params);
+  launch_early(gate_long_heads_backward<Gate, T, kWidth>, {long_blocks(call), kThreads}, stream,
+               params);
   if (grads.weight.sums == nullptr) return;
   launch_sum_columns<kWidth>(
-      GatedNormTerms<T, kWidth>{call.size, static_cast<const T*>(call.x),
-                                static_cast<const T*>(call.z), static_cast<const T*>(grads.y),
-                                params.deviations},
+      GatedNormTerms<Gate, T, kWidth>{call.size, static_cast<const T*>(call.x),
+                                      static_cast<const T*>(call.z), static_cast<const T*>(grads.y),
+                                      params.deviations},
       {.bound = call.rows}, call.size, grads.weight, grads.scratch, call.num_sms, stream);
+}
+
+template <typename Gate>
+void run_forward(const GatedNormRows& call, void* y, cudaStream_t stream) {
+  const bool vectors =
+      are_whole_vectors(call.dtype, call.size) && are_aligned(call.x, call.z, call.weight, y);
+  const GatedNormParams params = {.call = call, .y = y};
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    if (call.size > 32 * kWidth) {
+      launch_early(gate_long_heads<Gate, T, kWidth>, {long_blocks(call), kThreads}, stream, params);
+      return;
+    }
+    with_lanes(call.size / kWidth, [&]<int kLanes>() {
+      const auto blocks = static_cast<unsigned>(divide_up(call.rows, kThreads / kLanes));
+      launch_early(gate_heads<Gate, T, kWidth, kLanes>, {blocks, kThreads}, stream, params);
+    });
+  });
+}
+
+template <typename Gate>
+void run_backward(const GatedNormRows& call, const GatedNormGrads& grads, cudaStream_t stream) {
+  const bool vectors = are_whole_vectors(call.dtype, call.size) &&
+                       are_aligned(call.x, call.z, call.weight, grads.y, grads.x, grads.z);
+  const bool has_weight = grads.weight.sums != nullptr;
+  const GatedNormParams params = {.call = call,
+                                  .grad = grads.y,
+                                  .grad_x = grads.x,
+                                  .grad_z = grads.z,
+                                  .partials = has_weight ? grads.scratch : nullptr};
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    if (call.size > 32 * kWidth) return run_long_backward<Gate, T, kWidth>(params, grads, stream);
+    with_lanes(call.size / kWidth, [&]<int kLanes>() {
+      const int64_t wanted = divide_up(call.rows, kThreads / kLanes);
+      const int64_t blocks =
+          std::min<int64_t>({wanted, kBackwardBlocks * call.num_sms, kMaxColumnPartials});
+      launch_early(gate_heads_backward<Gate, T, kWidth, kLanes>,
+                   {static_cast<unsigned>(blocks), kThreads}, stream, params);
+      if (has_weight)
+        launch_add_partials(grads.weight, grads.scratch, static_cast<int>(blocks), call.size,
+                            stream);
+    });
+  });
 }
 
 }  // namespace
@@ -263,45 +316,14 @@ int64_t gated_norm_backward_bytes(int64_t rows, int64_t size) {
 
 void launch_gated_norm(const GatedNormRows& call, void* y, cudaStream_t stream) {
   if (call.rows == 0) return;
-  const bool vectors =
-      are_whole_vectors(call.dtype, call.size) && are_aligned(call.x, call.z, call.weight, y);
-  const GatedNormParams params = {.call = call, .y = y};
-  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-    if (call.size > 32 * kWidth) {
-      launch_early(gate_long_heads<T, kWidth>, {long_blocks(call), kThreads}, stream, params);
-      return;
-    }
-    with_lanes(call.size / kWidth, [&]<int kLanes>() {
-      const auto blocks = static_cast<unsigned>(divide_up(call.rows, kThreads / kLanes));
-      launch_early(gate_heads<T, kWidth, kLanes>, {blocks, kThreads}, stream, params);
-    });
-  });
+  call.sigmoid ? run_forward<PlainGate>(call, y, stream) : run_forward<Silu>(call, y, stream);
 }
 
 void launch_gated_norm_backward(const GatedNormRows& call, const GatedNormGrads& grads,
                                 cudaStream_t stream) {
   if (call.rows == 0) return;
-  const bool vectors = are_whole_vectors(call.dtype, call.size) &&
-                       are_aligned(call.x, call.z, call.weight, grads.y, grads.x, grads.z);
-  const bool has_weight = grads.weight.sums != nullptr;
-  const GatedNormParams params = {.call = call,
-                                  .grad = grads.y,
-                                  .grad_x = grads.x,
-                                  .grad_z = grads.z,
-                                  .partials = has_weight ? grads.scratch : nullptr};
-  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-    if (call.size > 32 * kWidth) return run_long_backward<T, kWidth>(params, grads, stream);
-    with_lanes(call.size / kWidth, [&]<int kLanes>() {
-      const int64_t wanted = divide_up(call.rows, kThreads / kLanes);
-      const int64_t blocks =
-          std::min<int64_t>({wanted, kBackwardBlocks * call.num_sms, kMaxColumnPartials});
-      launch_early(gate_heads_backward<T, kWidth, kLanes>,
-                   {static_cast<unsigned>(blocks), kThreads}, stream, params);
-      if (has_weight)
-        launch_add_partials(grads.weight, grads.scratch, static_cast<int>(blocks), call.size,
-                            stream);
-    });
-  });
+  call.sigmoid ? run_backward<PlainGate>(call, grads, stream)
+               : run_backward<Silu>(call, grads, stream);
 }
 
 }  // namespace tessera::cuda

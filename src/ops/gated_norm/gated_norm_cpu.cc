@@ -9,6 +9,26 @@
 namespace tessera {
 namespace {
 
+/// Gates of a vector, of which share is the sigmoid.
+struct SiluGate {
+  static simd::Vec value(simd::Vec z, simd::Vec share) { return z * share; }
+  static simd::Vec slope(simd::Vec z, simd::Vec share) {
+    return share * (1.0F + z * (1.0F - share));
+  }
+};
+struct PlainGate {
+  static simd::Vec value(simd::Vec /*z*/, simd::Vec share) { return share; }
+  static simd::Vec slope(simd::Vec /*z*/, simd::Vec share) { return share * (1.0F - share); }
+};
+
+/// Calls run(storage, gate) with values of the types for rows of `dtype` and that gate.
+template <typename Run>
+void with_gate(DType dtype, NormGate gate, Run run) {
+  with_storage(dtype, [&](auto storage) {
+    gate == NormGate::kSilu ? run(storage, SiluGate{}) : run(storage, PlainGate{});
+  });
+}
+
 /// 1 / sqrt(mean(x²) + eps).
 template <typename T>
 float inverse_deviation(const T* x, int64_t size, float eps) {
@@ -27,8 +47,9 @@ void gated_norm(const GatedNorm& op, const Args<GatedNorm>& args) {
   const int64_t size = args.in(Op::kWeight).shape[0];
   const int64_t rows = x.num_elements() / size;
   const float eps = op.eps();
-  with_storage(x.dtype, [&](auto storage) {
+  with_gate(x.dtype, op.gate(), [&](auto storage, auto gate) {
     using T = decltype(storage);
+    using Gate = decltype(gate);
     const T* from = x.as<T>();
     const T* gates = args.in(Op::kZ).as<T>();
     T* to = args.out(Op::kY).as<T>();
@@ -40,14 +61,14 @@ void gated_norm(const GatedNorm& op, const Args<GatedNorm>& args) {
         const simd::Vec z = simd::load(gates + at + i, lanes);
         const simd::Vec normed =
             simd::load(from + at + i, lanes) * rstd * simd::load(weight + i, lanes);
-        simd::store(to + at + i, normed * (z * simd::sigmoid(z)), lanes);
+        simd::store(to + at + i, normed * Gate::value(z, simd::sigmoid(z)), lanes);
       });
     }
   });
 }
 
 /// One head of one token.
-template <typename T>
+template <typename T, typename Gate>
 struct GatedRow {
   const T* x;
   const T* z;
@@ -61,16 +82,16 @@ struct GatedRow {
   float add_weight_grads(T* grad_z, float* sums) const {
     simd::Vec dot{};
     simd::for_each_vector(size, [&](int64_t i, auto lanes) {
-      const simd::Vec gate = simd::load(z + i, lanes);
-      const simd::Vec share = simd::sigmoid(gate);
+      const simd::Vec logit = simd::load(z + i, lanes);
+      const simd::Vec share = simd::sigmoid(logit);
+      const simd::Vec gate = Gate::value(logit, share);
       const simd::Vec g = simd::load(grad + i, lanes);
       const simd::Vec value = simd::load(x + i, lanes);
       const simd::Vec w = simd::load(weight + i, lanes);
-      const simd::Vec of_weight = g * (gate * share) * value * rstd;
+      const simd::Vec of_weight = g * gate * value * rstd;
       simd::store(sums + i, simd::load(sums + i, lanes) + of_weight, lanes);
-      dot += g * (gate * share) * w * value;
-      const simd::Vec slope = share * (1.0F + gate * (1.0F - share));
-      simd::store(grad_z + i, g * value * rstd * w * slope, lanes);
+      dot += g * gate * w * value;
+      simd::store(grad_z + i, g * value * rstd * w * Gate::slope(logit, share), lanes);
     });
     return simd::sum(dot);
   }
@@ -78,8 +99,9 @@ struct GatedRow {
   void write_grad(T* grad_x, float dot) const {
     const float shift = dot * rstd * rstd / static_cast<float>(size);
     simd::for_each_vector(size, [&](int64_t i, auto lanes) {
-      const simd::Vec gate = simd::load(z + i, lanes);
-      const simd::Vec of_normed = simd::load(grad + i, lanes) * (gate * simd::sigmoid(gate)) *
+      const simd::Vec logit = simd::load(z + i, lanes);
+      const simd::Vec of_normed = simd::load(grad + i, lanes) *
+                                  Gate::value(logit, simd::sigmoid(logit)) *
                                   simd::load(weight + i, lanes);
       simd::store(grad_x + i, (of_normed - simd::load(x + i, lanes) * shift) * rstd, lanes);
     });
@@ -93,8 +115,9 @@ void gated_norm_backward(const GatedNormBackward& op, const Args<GatedNormBackwa
   const int64_t size = args.in(Op::kWeight).shape[0];
   float* accumulator = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
   const float eps = op.eps();
-  with_storage(x.dtype, [&](auto storage) {
+  with_gate(x.dtype, op.gate(), [&](auto storage, auto gate) {
     using T = decltype(storage);
+    using Gate = decltype(gate);
     const T* from = x.as<T>();
     const T* gates = args.in(Op::kZ).as<T>();
     const T* grads = args.in(Op::kGrad).as<T>();
@@ -103,8 +126,9 @@ void gated_norm_backward(const GatedNormBackward& op, const Args<GatedNormBackwa
     add_column_sums(
         accumulator, x.num_elements() / size, size, args.workspace, [=](int64_t row, float* sums) {
           const int64_t at = row * size;
-          const GatedRow<T> terms{from + at, gates + at, grads + at,
-                                  weight,    size,       inverse_deviation(from + at, size, eps)};
+          const GatedRow<T, Gate> terms{from + at,  gates + at,
+                                        grads + at, weight,
+                                        size,       inverse_deviation(from + at, size, eps)};
           terms.write_grad(grad_x + at, terms.add_weight_grads(grad_z + at, sums));
         });
   });

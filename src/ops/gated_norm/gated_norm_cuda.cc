@@ -16,7 +16,8 @@ cuda::GatedNormRows describe(const Op& op, const Args<Op>& args) {
           .x = x.data,
           .z = args.in(Op::kZ).data,
           .weight = weight.template as<float>(),
-          .num_sms = cuda::context_of(args).num_sms()};
+          .num_sms = cuda::context_of(args).num_sms(),
+          .sigmoid = op.gate() == NormGate::kSigmoid};
 }
 
 void gated_norm(const GatedNorm& op, const Args<GatedNorm>& args) {

@@ -15,6 +15,7 @@ struct GatedNormRows {
   const void* z;
   const float* weight;
   int num_sms;
+  bool sigmoid = false;  ///< the gate, not SiLU
 };
 void launch_gated_norm(const GatedNormRows& call, void* y, cudaStream_t stream);
 

@@ -29,6 +29,8 @@
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
+#include "ops/kda/kda.h"
+#include "ops/kda_gates/kda_gates.h"
 #include "ops/latent_cache/latent_cache.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/layer_norm/layer_norm.h"
@@ -106,6 +108,8 @@ KernelTable make_cpu_kernels() {
   add_grouped_matmul_cpu(table);
   add_index_topk_cpu(table);
   add_jitter_cpu(table);
+  add_kda_cpu(table);
+  add_kda_gates_cpu(table);
   add_latent_cache_cpu(table);
   add_latent_heads_cpu(table);
   add_layer_norm_cpu(table);

@@ -187,6 +187,25 @@ inline std::vector<LayoutCase> model_layouts() {
          m.delta_layers = {0};
          m.delta = {.num_key_heads = 2, .num_value_heads = 4, .key_size = 24, .value_size = 5};
        }},
+      {"kimi_delta", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+       },
+       [](M& m) {
+         m.init_deviation = 0.7;
+         m.delta_layers = {0};
+         m.delta = {.kind = DeltaKind::kKimi,
+                    .num_key_heads = 2,
+                    .num_value_heads = 2,
+                    .key_size = 24,
+                    .value_size = 5};
+         m.attention = AttentionKind::kLatent;
+         m.num_kv_heads = 0;
+         m.latent = {
+             .query_rank = 0, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
+         m.rope.fraction = 0;
+       }},
       {"mamba", 4,
        [](P& p) {
          p.layout.tp = 2;

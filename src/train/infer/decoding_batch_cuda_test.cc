@@ -44,6 +44,10 @@ TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithStates) {
   check(DType::kF32, 1e-3, testing::make_delta);
 }
 
+TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithStatesOfKimiDelta) {
+  check(DType::kF32, 1e-3, testing::make_kimi);
+}
+
 TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithScans) {
   check(DType::kF32, 1e-3, testing::make_mamba);
 }

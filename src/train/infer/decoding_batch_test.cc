@@ -84,6 +84,11 @@ TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithStates) {
   expect_invariant(rig);
 }
 
+TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithStatesOfKimiDelta) {
+  Rig rig(DType::kBF16, testing::make_kimi);
+  expect_invariant(rig);
+}
+
 TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithScans) {
   Rig rig(DType::kBF16, testing::make_mamba);
   expect_invariant(rig);
@@ -140,6 +145,11 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithChosenKeys) {
 /// Which takes tokens of a prompt by chunks.
 TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithStates) {
   Rig rig(DType::kF32, testing::make_delta);
+  expect_as_the_generator(rig);
+}
+
+TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithStatesOfKimiDelta) {
+  Rig rig(DType::kF32, testing::make_kimi);
   expect_as_the_generator(rig);
 }
 

@@ -72,6 +72,19 @@ inline void make_delta(ModelConfig& model) {
   model.delta_layers = {0};
 }
 
+/// Kimi Delta Attention in one layer, latent attention without a rotation in the other.
+inline void make_kimi(ModelConfig& model) {
+  make_latent(model);
+  model.rope.fraction = 0;
+  model.delta = {.kind = DeltaKind::kKimi,
+                 .num_key_heads = 4,
+                 .num_value_heads = 4,
+                 .key_size = 6,
+                 .value_size = 10,
+                 .conv_size = 4};
+  model.delta_layers = {0};
+}
+
 /// Mamba-2 in one layer, whose states are kept in slots, and keys as values in the other.
 inline void make_mamba(ModelConfig& model) {
   model.mamba = {.num_heads = 4, .head_size = 6, .num_groups = 2, .state_size = 9, .conv_size = 4};

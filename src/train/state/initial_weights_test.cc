@@ -129,7 +129,11 @@ TEST_F(InitialPrediction, TheWholeModelIsTakenFromTheCheckpoint) {
   ModelConfig& model = settings_.model;
   model.num_layers = 4;
   model.delta_layers = {0};
-  model.delta = {.num_key_heads = 2, .num_value_heads = 2, .key_size = 4, .value_size = 6};
+  model.delta = {.kind = DeltaKind::kKimi,
+                 .num_key_heads = 2,
+                 .num_value_heads = 2,
+                 .key_size = 4,
+                 .value_size = 6};
   model.conv_layers = {1};
   model.conv = {.size = 2, .bias = true};
   model.window = 5;

@@ -70,6 +70,25 @@ constexpr OptionFamily kFamilies[] = {
                                                        .num_value_heads = 2,
                                                        .key_size = 64,
                                                        .value_size = 64}; }},
+    {"kimi_delta", [](Settings& s) { s.schedule.peak_lr = 1e-4;
+                                     use_latent_attention(s);
+                                     s.model.rope.fraction = 0;
+                                     s.model.delta_layers = {0};
+                                     s.model.delta = {.kind = DeltaKind::kKimi,
+                                                      .num_key_heads = 2,
+                                                      .num_value_heads = 2,
+                                                      .key_size = 64,
+                                                      .value_size = 64}; }},
+    {"kimi_delta_of_documents", [](Settings& s) { s.schedule.peak_lr = 3e-5;
+                                                  s.data.split_documents = true;
+                                                  s.train.recompute = {"all"};
+                                                  s.model.delta_layers = {0, 1};
+                                                  s.model.delta = {.kind = DeltaKind::kKimi,
+                                                                   .num_key_heads = 2,
+                                                                   .num_value_heads = 2,
+                                                                   .key_size = 12,
+                                                                   .value_size = 7,
+                                                                   .conv_size = 3}; }},
     {"gated_delta_of_documents", [](Settings& s) { s.schedule.peak_lr = 3e-5;
                                                    s.data.split_documents = true;
                                                    s.train.recompute = {"all"};

@@ -6,6 +6,7 @@ void draw_delta(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
   const ParallelSpec& parallel = result.settings.parallel;
   model.attention_gate = !model.is_latent() && draw.chance(4);
+  if (model.is_latent() && !model.index.is_on() && draw.chance(4)) model.rope = {.fraction = 0};
   const bool spreads_tokens =
       parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
   if (spreads_tokens || model.window > 0 || !draw.chance(3)) return;
@@ -13,8 +14,10 @@ void draw_delta(Draw& draw, RandomLayout& result) {
     if (draw.chance(2)) model.delta_layers.push_back(layer);
   }
   const int64_t heads = parallel.layout.tp * (1 + draw.upto(2));
-  model.delta = {.num_key_heads = heads,
-                 .num_value_heads = heads * (1 + draw.upto(2)),
+  const bool is_kimi = draw.chance(2);
+  model.delta = {.kind = is_kimi ? DeltaKind::kKimi : DeltaKind::kGated,
+                 .num_key_heads = heads,
+                 .num_value_heads = heads * (is_kimi ? 1 : 1 + draw.upto(2)),
                  .key_size = 3 + draw.upto(4),
                  .value_size = 3 + draw.upto(4),
                  .conv_size = 1 + draw.upto(4)};

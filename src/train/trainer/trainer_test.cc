@@ -280,6 +280,23 @@ TEST(Generator, LogProbabilitiesWithGatedDeltaNet) {
   });
 }
 
+/// States of Kimi Delta Attention beside latents without positions.
+TEST(Generator, LogProbabilitiesWithKimiDeltaAttention) {
+  expect_cache_agrees([](ModelConfig& model) {
+    model.attention = AttentionKind::kLatent;
+    model.num_kv_heads = 0;
+    model.latent = {
+        .query_rank = 0, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
+    model.rope.fraction = 0;
+    model.delta_layers = {0};
+    model.delta = {.kind = DeltaKind::kKimi,
+                   .num_key_heads = 2,
+                   .num_value_heads = 2,
+                   .key_size = 6,
+                   .value_size = 5};
+  });
+}
+
 /// States of Mamba-2 beside keys and values without positions, and layers of one part.
 TEST(Generator, LogProbabilitiesWithMamba) {
   expect_cache_agrees([](ModelConfig& model) {

@@ -1,0 +1,148 @@
+#include "ops/cuda/limits.h"
+#include "ops/cuda/row_args.h"
+#include "ops/kda/kda.h"
+#include "ops/kda/kda_kernels.h"
+#include "ops/workspace.h"
+
+namespace tessera {
+namespace {
+
+template <typename Op>
+cuda::DeltaOperands describe(const KdaSpec& spec, const Args<Op>& args) {
+  const Tensor& v = args.in(Op::kV);
+  return {.dtype = v.dtype,
+          .tokens = static_cast<int>(v.shape[0]),
+          .key_heads = static_cast<int>(spec.num_heads),
+          .heads = static_cast<int>(spec.num_heads),
+          .key_size = static_cast<int>(spec.key_size),
+          .value_size = static_cast<int>(spec.value_size),
+          .q = args.in(Op::kQ).data,
+          .k = args.in(Op::kK).data,
+          .v = v.data,
+          .decay = args.in(Op::kDecay).template as<float>(),
+          .beta = args.in(Op::kBeta).template as<float>()};
+}
+
+template <typename Op>
+cuda::DeltaOperands describe_packed(const KdaSpec& spec, const Args<Op>& args) {
+  const Tensor& bounds = args.in(Op::kCuSeqlens);
+  cuda::DeltaOperands x = describe(spec, args);
+  x.bounds = bounds.template as<int32_t>();
+  x.num_sequences = static_cast<int>(bounds.shape[0] - 1);
+  return x;
+}
+
+/// What scratch memory is for.
+enum class KdaPass { kForward, kCached, kBackward };
+
+struct PlacedChunks {
+  cuda::KdaChunks chunks;
+  int64_t num_bytes = 0;
+};
+
+PlacedChunks place(const KdaSpec& spec, int64_t tokens, KdaPass pass, std::span<std::byte> memory) {
+  WorkspaceLayout layout;
+  const auto floats = [&](int64_t count) {
+    return workspace_part<float>(memory, layout.add<float>(count));
+  };
+  const int64_t heads = spec.num_heads;
+  const int64_t chunks = cuda::num_delta_chunks(tokens);
+  const int64_t squares = chunks * heads * cuda::kDeltaSquare;
+  const int64_t states = heads * spec.key_size * spec.value_size;
+  const int64_t values = tokens * heads * spec.value_size;
+  const int64_t keys = tokens * heads * spec.key_size;
+  cuda::KdaChunks x{};
+  x.marks = {.starts = workspace_part<int32_t>(memory, layout.add<int32_t>(tokens)),
+             .q_inverse = floats(tokens * heads),
+             .k_inverse = floats(tokens * heads),
+             .sums = nullptr};
+  for (float** part : {&x.sums, &x.q_kept, &x.k_kept, &x.k_rest}) *part = floats(keys);
+  x.kept = floats(chunks * heads * spec.key_size);
+  x.p = floats(squares);
+  x.inverse = floats(squares);
+  x.written = floats(values);
+  if (pass == KdaPass::kForward) x.states = floats(states);
+  if (pass == KdaPass::kBackward) {
+    x.states = floats((chunks + 1) * states);
+    x.a = floats(squares);
+    x.state_grads = floats(chunks * states);
+    x.of_right = floats(values);
+    x.scaled = floats(heads * cuda::kDeltaRows * spec.value_size);
+  }
+  return {x, layout.num_bytes()};
+}
+
+void kda(const Kda& op, const Args<Kda>& args) {
+  const cuda::DeltaOperands x = describe_packed(op.spec(), args);
+  const PlacedChunks placed = place(op.spec(), x.tokens, KdaPass::kForward, args.workspace);
+  cuda::launch_kda(x, placed.chunks, false, args.out(Kda::kO).data, cuda::stream_of(args));
+}
+
+void kda_cached(const KdaCached& op, const Args<KdaCached>& args) {
+  using Op = KdaCached;
+  cuda::DeltaOperands x = describe(op.spec(), args);
+  x.start = args.in(Op::kStart).as<int32_t>();
+  PlacedChunks placed = place(op.spec(), x.tokens, KdaPass::kCached, args.workspace);
+  placed.chunks.states = args.out(Op::kStates).as<float>();
+  cuda::launch_kda(x, placed.chunks, false, args.out(Op::kO).data, cuda::stream_of(args));
+}
+
+void kda_batch(const KdaBatch& op, const Args<KdaBatch>& args) {
+  using Op = KdaBatch;
+  const Tensor& lengths = args.in(Op::kLengths);
+  cuda::launch_delta_batch({.x = describe(op.spec(), args),
+                            .bounds = args.in(Op::kCuSeqlens).as<int32_t>(),
+                            .lengths = lengths.as<int32_t>(),
+                            .slots = args.in(Op::kSlots).as<int32_t>(),
+                            .num_sequences = static_cast<int>(lengths.shape[0]),
+                            .num_slots = static_cast<int>(op.num_slots()),
+                            .states = args.out(Op::kStates).as<float>(),
+                            .o = args.out(Op::kO).data,
+                            .decays_by_element = true},
+                           cuda::stream_of(args));
+}
+
+void kda_backward(const KdaBackward& op, const Args<KdaBackward>& args) {
+  using Op = KdaBackward;
+  const cuda::DeltaOperands x = describe_packed(op.spec(), args);
+  const cuda::DeltaGrads grads = {.o = args.in(Op::kGrad).data,
+                                  .q = args.out(Op::kGradQ).data,
+                                  .k = args.out(Op::kGradK).data,
+                                  .v = args.out(Op::kGradV).data,
+                                  .decay = args.out(Op::kGradDecay).as<float>(),
+                                  .beta = args.out(Op::kGradBeta).as<float>()};
+  const PlacedChunks placed = place(op.spec(), x.tokens, KdaPass::kBackward, args.workspace);
+  const cudaStream_t stream = cuda::stream_of(args);
+  cuda::launch_kda(x, placed.chunks, true, nullptr, stream);
+  cuda::launch_kda_backward(x, placed.chunks, grads, stream);
+}
+
+void check_limits(const KdaOperator& op, std::span<const ValueType> inputs) {
+  constexpr int64_t kMaxGridRows = 65535;
+  cuda::check_limit(op, op.spec().num_heads, kMaxGridRows, "heads");
+  cuda::check_limit(op, inputs[Kda::kV].shape[0], INT32_MAX, "tokens");
+}
+
+template <KdaPass kPass>
+int64_t workspace(const KdaOperator& op, std::span<const ValueType> inputs) {
+  check_limits(op, inputs);
+  return place(op.spec(), inputs[Kda::kV].shape[0], kPass, {}).num_bytes;
+}
+
+/// None; its limits are checked.
+int64_t batch_workspace(const KdaBatch& op, std::span<const ValueType> inputs) {
+  check_limits(op, inputs);
+  cuda::check_limit(op, op.spec().key_size, cuda::kMostBatchKeySize, "values of a key");
+  return 0;
+}
+
+}  // namespace
+
+void add_kda_cuda(KernelTable& table) {
+  add_kernel<Kda>(table, kda, {.workspace = workspace<KdaPass::kForward>});
+  add_kernel<KdaCached>(table, kda_cached, {.workspace = workspace<KdaPass::kCached>});
+  add_kernel<KdaBatch>(table, kda_batch, {.workspace = batch_workspace});
+  add_kernel<KdaBackward>(table, kda_backward, {.workspace = workspace<KdaPass::kBackward>});
+}
+
+}  // namespace tessera
