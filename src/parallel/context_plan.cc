@@ -24,12 +24,6 @@ double attention_of(int64_t length, int64_t degree, const ContextCosts& costs) {
   return costs.pair * pairs_of(padded_length(length, degree)) / static_cast<double>(degree);
 }
 
-/// What a rank of a group does beside attention.
-double other_work(int64_t degree, const ContextPlanSpec& spec) {
-  const auto tokens = static_cast<double>(spec.rank_tokens);
-  return tokens * (spec.costs.token + spec.costs.exchange * static_cast<double>(degree - 1));
-}
-
 /// A group while it is filled.
 struct Bin {
   int64_t degree = 1;
@@ -291,6 +285,12 @@ const ContextGroup& ContextPlan::group_of(int64_t micro_batch, int64_t rank) con
   return *std::prev(behind);
 }
 
+double cost_of_group(int64_t degree, double attention, const ContextPlanSpec& spec) {
+  const auto tokens = static_cast<double>(spec.rank_tokens);
+  const double exchanged = tokens * spec.costs.exchange * static_cast<double>(degree - 1);
+  return tokens * spec.costs.token + std::max(attention, exchanged);
+}
+
 double cost_of(const ContextPlan& plan, std::span<const int64_t> lengths,
                const ContextPlanSpec& spec) {
   std::vector<double> done(spec.num_ranks, 0);
@@ -298,11 +298,11 @@ double cost_of(const ContextPlan& plan, std::span<const int64_t> lengths,
     const double all = *std::ranges::max_element(done);
     for (const ContextGroup& group : groups) {
       const auto first = done.begin() + group.first_rank;
-      double end = spec.meets ? all : *std::max_element(first, first + group.degree);
-      end += other_work(group.degree, spec);
+      const double begin = spec.meets ? all : *std::max_element(first, first + group.degree);
+      double attention = 0;
       for (const int32_t document : group.documents)
-        end += attention_of(lengths[document], group.degree, spec.costs);
-      std::fill_n(first, group.degree, end);
+        attention += attention_of(lengths[document], group.degree, spec.costs);
+      std::fill_n(first, group.degree, begin + cost_of_group(group.degree, attention, spec));
     }
   }
   return *std::ranges::max_element(done);

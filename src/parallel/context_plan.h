@@ -16,7 +16,7 @@ namespace tessera {
 struct ContextCosts {
   double token = 1;     ///< a token of its own, padding or not
   double pair = 0;      ///< a query and a key that it sees
-  double exchange = 0;  ///< keys and values of a token, from another rank
+  double exchange = 0;  ///< keys and values of a token, from another rank, beside attention
 };
 
 struct ContextPlanSpec {
@@ -59,6 +59,8 @@ int64_t largest_context(int64_t num_ranks);
 /// REQUIRES that no document is longer than max_degree · T.
 ContextPlan plan_contexts(std::span<const int64_t> lengths, const ContextPlanSpec& spec);
 
+/// Of each of the ranks that share a micro-batch, each with so much attention.
+double cost_of_group(int64_t degree, double attention, const ContextPlanSpec& spec);
 /// When the last rank is done: of a group all ranks begin together, and of a micro-batch where they
 /// meet.
 double cost_of(const ContextPlan& plan, std::span<const int64_t> lengths,
