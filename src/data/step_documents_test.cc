@@ -64,7 +64,7 @@ TEST_F(StepDocumentsTest, HaveTheTokensOfTheStepsRows) {
                               .split_documents = true,
                               .packing = packing},
                              Split::kTrain);
-    for (int64_t step = 0; step < 3; ++step) {
+    for (int64_t step = 0; step < 2; ++step) {
       const StepDocuments documents(source, step);
       for (const int64_t unit : {1, 4}) {
         Contents contents;
