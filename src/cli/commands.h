@@ -99,6 +99,8 @@ struct InspectArguments {
   bool memory = false;
   bool layout = false;
   bool schedule = false;
+  bool contexts = false;
+  std::string hardware = "epyc-core";  ///< of the contexts
   bool step = false;
   std::string step_html;  ///< file for the step as a timeline; "" for none
   bool all = false;       ///< of a step's tasks; otherwise long plans are cut
@@ -197,6 +199,8 @@ int run_eval(const EvalArguments& arguments);
 void train_tokenizer(const TokenizerTraining& training, const TextSource& source, bool quiet);
 int run_tokenize(const TokenizeArguments& arguments);
 int run_inspect(const InspectArguments& arguments);
+/// How the ranks of the layout share the documents of the data's first steps.
+void show_contexts(Settings settings, const InspectArguments& arguments);
 /// Prints what a training step does, as the first rank of each pipeline stage.
 void show_step(const Settings& settings, int64_t num_ranks, const InspectArguments& arguments);
 int run_convert(const ConvertArguments& arguments);

@@ -180,6 +180,12 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
   command->add_flag("--memory", inspect.memory, "Predicted memory of a training run");
   command->add_flag("--layout", inspect.layout,
                     "Which rank does what under [parallel], and the pipeline's timeline");
+  command->add_flag(
+      "--contexts", inspect.contexts,
+      "How ranks share the documents of the first steps, with parallel.dynamic_cp and "
+      "without, and what that takes on --hardware");
+  command->add_option("--hardware", inspect.hardware,
+                      "For --contexts: hardware as for `tessera plan`");
   command->add_flag("--schedule", inspect.schedule, "Every pipeline stage's passes in their order");
   command->add_flag("--step", inspect.step, "A training step as a plan: tasks, lanes and memory");
   command->add_option("--step-html", inspect.step_html,

@@ -311,17 +311,18 @@ void show_checkpoint(const std::string& path, bool json) {
 
 int run_inspect(const InspectArguments& arguments) {
   const bool anything = arguments.presets || arguments.program || arguments.memory ||
-                        arguments.layout || arguments.schedule || arguments.step ||
-                        arguments.passes || !arguments.step_html.empty() ||
+                        arguments.layout || arguments.schedule || arguments.contexts ||
+                        arguments.step || arguments.passes || !arguments.step_html.empty() ||
                         !arguments.checkpoint.empty() || !arguments.report.empty();
   require(anything,
           "nothing to inspect: give --presets, --program, --passes, --memory, --layout, "
-          "--schedule, --step, --step-html FILE, --checkpoint PATH or --report RUN");
+          "--schedule, --contexts, --step, --step-html FILE, --checkpoint PATH or --report RUN");
   require(arguments.goal.empty() || arguments.passes, "--goal says of which --passes");
   if (arguments.presets) show_presets(arguments.json);
   if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
   if (!arguments.report.empty())
     std::cout << write_report_from_run(arguments.report).string() << "\n";
+  if (arguments.contexts) show_contexts(resolve(arguments.config), arguments);
   const bool text_only = arguments.program || arguments.layout || arguments.schedule;
   const bool step = arguments.step || !arguments.step_html.empty();
   if (text_only || arguments.memory || step || arguments.passes) {

@@ -58,6 +58,11 @@ void show_step(const Settings& settings, int64_t num_ranks, const InspectArgumen
   if (!arguments.step_html.empty()) write_page(settings, step, arguments.step_html);
   if (!arguments.step) return;
   if (arguments.json) return print_json(step);
+  if (settings.parallel.dynamic_cp)
+    std::cout << fmt::format(
+        "# as if all micro-batches had the degree of parallel.cp {}; --contexts shows those that "
+        "documents get\n",
+        settings.parallel.layout.cp);
   constexpr size_t kMaxTasks = 60;
   for (size_t i = 0; i < step.plans.size(); ++i) {
     const StepPlan& plan = step.plans[i];

@@ -46,6 +46,9 @@ PlanRequest make_request(const PlanArguments& arguments) {
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
   validate(settings.model);
+  require(!settings.parallel.dynamic_cp,
+          "parallel.dynamic_cp: a plan is of micro-batches that are all alike; `tessera inspect "
+          "--contexts` times the steps of given documents. Leave parallel.dynamic_cp out");
   Hardware hardware = load_hardware(arguments.hardware);
   const DeviceChoice device = hardware.on_host ? DeviceChoice::kCpu : DeviceChoice::kCuda;
   require(settings.run.device == DeviceChoice::kAuto || settings.run.device == device,

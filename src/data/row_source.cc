@@ -88,6 +88,14 @@ class StreamRows final : public RowSource {
     if (start < row_length_) end_stretch(start, row_length_, row, ends);
   }
 
+  std::vector<int32_t> list_documents(int64_t row_idx, int64_t shift) const override {
+    const std::vector<int64_t> borders = borders_in(range_.begin + shift + row_idx * row_length_);
+    std::vector<int32_t> ends(borders.begin(), borders.end());
+    if (ends.empty() || ends.back() < row_length_)
+      ends.push_back(static_cast<int32_t>(row_length_));
+    return ends;
+  }
+
  private:
   /// The borders of documents behind tokens of the window that begins there, as offsets in it.
   std::vector<int64_t> borders_in(int64_t begin) const {
@@ -151,6 +159,20 @@ class PackedDocuments final : public RowSource {
     if (std::cmp_less(from, row_length)) {
       end_stretch(from, static_cast<int64_t>(row_length), row, ends);
     }
+  }
+
+  std::vector<int32_t> list_documents(int64_t row_idx, int64_t) const override {
+    std::vector<int32_t> ends;
+    int32_t filled = 0;
+    for (const PackedPiece& piece : rows_.row(row_idx)) {
+      filled += piece.length;
+      if (split_documents_ || ends.empty()) {
+        ends.push_back(filled);
+      } else {
+        ends.back() = filled;
+      }
+    }
+    return ends;
   }
 
  private:

@@ -43,6 +43,8 @@ class RowSource {
   /// Fills a row, and appends the end of each of its stretches to `ends`.
   virtual void fill(int64_t row_idx, int64_t shift, const RowView& row,
                     std::vector<int32_t>& ends) const = 0;
+  /// The ends of a row's stretches, without one that pads the row.
+  virtual std::vector<int32_t> list_documents(int64_t row_idx, int64_t shift) const = 0;
 };
 
 /// Rows of `row_length` tokens. `split_documents`: attention, positions and labels stay within a

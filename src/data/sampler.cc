@@ -172,8 +172,7 @@ void BatchSource::fetch(int64_t step, int64_t micro_batch, Batch& batch) const {
   batch.cu_seqlens.resize(max_sequences() + 1, static_cast<int32_t>(num_tokens));
 }
 
-void BatchSource::fill_training_row(int64_t sample, const RowView& row,
-                                    std::vector<int32_t>& ends) const {
+BatchSource::TrainingRow BatchSource::find_training_row(int64_t sample) const {
   const Draw draw = blend_.at(sample);
   const RowSource& rows = *datasets_[draw.dataset].rows;
   const int64_t epoch = draw.index / rows.num_rows();
@@ -182,7 +181,23 @@ void BatchSource::fill_training_row(int64_t sample, const RowView& row,
   const auto row_idx = order(static_cast<uint64_t>(draw.index % rows.num_rows()));
   const auto shift =
       epoch_key(config_.seed, epoch, Stream::kOffset) % static_cast<uint64_t>(rows.max_shift() + 1);
-  rows.fill(static_cast<int64_t>(row_idx), static_cast<int64_t>(shift), row, ends);
+  return {rows, static_cast<int64_t>(row_idx), static_cast<int64_t>(shift)};
+}
+
+void BatchSource::fill_training_row(int64_t sample, const RowView& row,
+                                    std::vector<int32_t>& ends) const {
+  const TrainingRow found = find_training_row(sample);
+  found.rows.fill(found.row_idx, found.shift, row, ends);
+}
+
+void BatchSource::fetch_row(int64_t step, int64_t row, const RowView& view) const {
+  std::vector<int32_t> ends;
+  fill_training_row(step * samples_per_step() + row, view, ends);
+}
+
+std::vector<int32_t> BatchSource::list_documents(int64_t step, int64_t row) const {
+  const TrainingRow found = find_training_row(step * samples_per_step() + row);
+  return found.rows.list_documents(found.row_idx, found.shift);
 }
 
 void BatchSource::fill_row_in_order(int64_t sample, const RowView& row,

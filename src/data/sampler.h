@@ -68,6 +68,13 @@ class BatchSource {
   /// Fills `batch`, reusing its memory. step >= 0; 0 <= micro_batch < num_micro_batches.
   void fetch(int64_t step, int64_t micro_batch, Batch& batch) const;
 
+  /// Of training, rows one by one, numbered through a step's micro-batches.
+  int64_t rows_per_step() const { return samples_per_step(); }
+  int64_t row_length() const { return config_.sequence_length; }
+  void fetch_row(int64_t step, int64_t row, const RowView& view) const;
+  /// The ends of its stretches, without one that pads it.
+  std::vector<int32_t> list_documents(int64_t step, int64_t row) const;
+
   /// Rows that hold every dataset's split once.
   int64_t num_windows() const { return num_rows_; }
   /// Stretches that cu_seqlens has room for: B, or where documents are kept apart B times the most
@@ -93,6 +100,13 @@ class BatchSource {
 
   void add_dataset(std::shared_ptr<const TokenFile> file);
   int64_t samples_per_step() const { return config_.micro_batch_size * config_.num_micro_batches; }
+  /// A row of a dataset, as an epoch shifts it.
+  struct TrainingRow {
+    const RowSource& rows;
+    int64_t row_idx;
+    int64_t shift;
+  };
+  TrainingRow find_training_row(int64_t sample) const;
   void fill_training_row(int64_t sample, const RowView& row, std::vector<int32_t>& ends) const;
   void fill_row_in_order(int64_t sample, const RowView& row, std::vector<int32_t>& ends) const;
 

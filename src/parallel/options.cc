@@ -95,6 +95,10 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
                   "How ranks of cp see one another's keys and values");
   schema.add("parallel.context_inner", &parallel.context_inner,
              "Ranks of cp that exchange heads by all-to-all (hierarchical)", degree);
+  schema.add("parallel.dynamic_cp", &parallel.dynamic_cp,
+             "Documents of very different lengths: each micro-batch is shared by as many ranks of "
+             "cp and dp as its documents need, 1, 2, 4, ..., and work is balanced over them; cp "
+             "says how many tokens a rank holds: train.micro_batch sequences' over cp");
   schema.add_enum("parallel.dispatcher", &parallel.dispatcher,
                   {{"auto", DispatcherRequest::kAuto},
                    {"all_to_all", DispatcherRequest::kAllToAll},

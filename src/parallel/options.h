@@ -35,6 +35,7 @@ struct ParallelSpec {
   AttentionParallel attention = AttentionParallel::kTensor;
   ContextExchange context = ContextExchange::kRing;
   int64_t context_inner = 1;
+  bool dynamic_cp = false;  ///< micro-batches have degrees of their own, see ContextPlan
   DispatcherRequest dispatcher = DispatcherRequest::kAuto;
   int64_t dispatch_inner = 1;          ///< hierarchical: ranks of EP in a node
   double all_to_all_efficiency = 1.0;  ///< see DispatchSizes

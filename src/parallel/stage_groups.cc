@@ -2,6 +2,9 @@
 
 #include <array>
 
+#include "core/error.h"
+#include "parallel/context_plan.h"
+
 namespace tessera {
 namespace {
 
@@ -27,7 +30,55 @@ NodeGroups join_node_groups(World& world, const StageGroups& groups) {
               world.make_group("experts_inner", pick(experts, node * inner * etp, 1, inner * etp))};
 }
 
+std::vector<ContextGroups> join_contexts(World& world, const Layout& layout,
+                                         const ParallelSpec& parallel) {
+  std::vector<ContextGroups> groups;
+  for (const int64_t degree : context_degrees(layout, parallel)) {
+    const Layout of_degree = layout_of_degree(layout, parallel, degree);
+    const auto along = [&](const char* name, auto... axes) {
+      const std::array list = {axes...};
+      return world.make_group(name, of_degree.group(world.rank(), list));
+    };
+    groups.push_back({.ring = along("ring", Axis::kCp),
+                      .micro_batch = along("micro_batch", Axis::kTp, Axis::kCp),
+                      .dp = along("dp", Axis::kDp)});
+    groups.back().ring->connect_neighbours();
+  }
+  return groups;
+}
+
 }  // namespace
+
+StageGroups StageGroups::with_degree(size_t log_degree) const {
+  StageGroups groups = *this;
+  const ContextGroups& own = by_degree.at(log_degree);
+  groups.ring = own.ring;
+  groups.micro_batch = own.micro_batch;
+  groups.dp = own.dp;
+  groups.policy.plans_contexts = true;
+  groups.by_degree.clear();
+  return groups;
+}
+
+Layout layout_of_degree(const Layout& layout, const ParallelSpec& parallel, int64_t degree) {
+  const std::string& order = parallel.layout.dense_order;
+  require(order.find("cp-dp") != std::string::npos,
+          "parallel.dynamic_cp shares documents among neighbours of cp and dp, but "
+          "parallel.dense_order is \"{}\"; put dp right behind cp, as in \"tp-cp-dp-pp\"",
+          order);
+  LayoutSpec spec = parallel.layout;
+  spec.dp = layout.degree(Axis::kCp) * layout.degree(Axis::kDp) / degree;
+  spec.cp = degree;
+  return {spec, layout.num_ranks()};
+}
+
+std::vector<int64_t> context_degrees(const Layout& layout, const ParallelSpec& parallel) {
+  std::vector<int64_t> degrees;
+  if (!parallel.dynamic_cp) return degrees;
+  const int64_t most = largest_context(layout.degree(Axis::kCp) * layout.degree(Axis::kDp));
+  for (int64_t degree = 1; degree <= most; degree *= 2) degrees.push_back(degree);
+  return degrees;
+}
 
 StageGroups single_rank_groups() {
   const auto single = [](const char* name) { return make_single_communicator(name); };
@@ -86,6 +137,8 @@ StageGroups join_stage_groups(World& world, const Layout& layout, const Parallel
   groups.ep = along("ep", Axis::kEp);
   groups.experts = along("experts", Axis::kEtp, Axis::kEp);
   if (policy.dispatch_nodes > 1) groups.by_node = join_node_groups(world, groups);
+  groups.by_degree = join_contexts(world, layout, parallel);
+  if (parallel.dynamic_cp) groups.contexts = along("contexts", Axis::kCp, Axis::kDp);
   return groups;
 }
 

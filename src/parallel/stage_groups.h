@@ -18,6 +18,9 @@ struct StagePolicy {
   double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
   ExchangeSizes exchange = ExchangeSizes::kExact;
   int64_t clone_slots = 0;  ///< of each rank of EP, for clones of hot experts; 0 where EP is 1
+  /// A micro-batch's documents are those that ContextPlan gives its ranks: dealt out one by one,
+  /// and tokens that fill what they leave count nowhere.
+  bool plans_contexts = false;
 };
 StagePolicy make_stage_policy(const Layout& layout, const ParallelSpec& parallel);
 
@@ -26,6 +29,13 @@ struct NodeGroups {
   CommunicatorPtr nodes;    ///< the ranks in the same place of every node
   CommunicatorPtr ep;       ///< the rest of EP: neighbours, those of a node
   CommunicatorPtr experts;  ///< ETP · that, ETP fastest
+};
+
+/// Of a rank in micro-batches that so many ranks of DP · CP share.
+struct ContextGroups {
+  CommunicatorPtr ring;
+  CommunicatorPtr micro_batch;
+  CommunicatorPtr dp;  ///< what is left of DP · CP
 };
 
 /// The groups in which the programs of one rank communicate, each of one rank where its axis has
@@ -42,7 +52,12 @@ struct StageGroups {
   CommunicatorPtr experts;                           ///< ETP · EP, ETP fastest
   std::optional<NodeGroups> by_node = std::nullopt;  ///< where EP spans several
   StagePolicy policy;
+  /// With dynamic context parallelism, by the logarithm of the degree; else empty.
+  std::vector<ContextGroups> by_degree = {};
+  CommunicatorPtr contexts = nullptr;  ///< likewise: DP · CP, in the order of ContextPlan; or null
 
+  /// For micro-batches of degree 2^`log_degree`.
+  StageGroups with_degree(size_t log_degree) const;
   /// Ranks that share a micro-batch, TP · CP.
   int64_t token_ranks() const { return micro_batch->size(); }
 };
@@ -57,6 +72,12 @@ struct PipelinePlace {
 
 /// The groups of a run on one rank.
 StageGroups single_rank_groups();
+
+/// The layout where so many ranks of DP · CP share each micro-batch. Throws UserError unless
+/// parallel.dense_order has dp right behind cp.
+Layout layout_of_degree(const Layout& layout, const ParallelSpec& parallel, int64_t degree);
+/// 1, 2, 4, ...: those that dynamic context parallelism has on the layout; none where it is off.
+std::vector<int64_t> context_degrees(const Layout& layout, const ParallelSpec& parallel);
 
 /// Joins this rank's groups. All ranks of the world must call.
 StageGroups join_stage_groups(World& world, const Layout& layout, const ParallelSpec& parallel);

@@ -212,6 +212,7 @@ ShardStatesOf router(const AxisCall& call) {
   if (operands.has(Router::kExpertBias)) rule += " e:E";
   if (operands.has(Router::kCuSeqlens)) rule += " s:n";
   if (operands.has(Router::kReplayed)) rule += " r:tk";
+  if (operands.has(Router::kSegments)) rule += " g:t";
   return follow(call, rule + " -> p:tk i:tk l:tE c~:E b: z~: m~:E");
 }
 

@@ -28,6 +28,8 @@ struct MicroBatch {
   Tensor weights = {};  ///< F32 [T], factors of the tokens' losses
   Tensor experts = {};  ///< I32 [MoE layers · T · K], the choices of all routers; -1: their own
   RouterNoise noise = {};
+  /// Of dynamic context parallelism; or null: the ranks of cp share it as the model was built for.
+  const ContextShare* context = nullptr;
 };
 
 /// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add
@@ -101,7 +103,7 @@ struct BatchInputs {
   struct Given {
     const MicroBatch& batch;
     const TokenShare& share;
-    const LossScales& scales;
+    LossScales scales;
     int64_t token_ranks;
   };
   /// The host's part: leaves a micro-batch for bring(), in order. On the host it is there at once.

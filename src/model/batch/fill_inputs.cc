@@ -33,6 +33,17 @@ void take_shifted(const Tensor& from, const std::vector<int64_t>& shifted,
   });
 }
 
+/// Of what positions count in: each token that only fills has its own.
+std::vector<int32_t> bounds_of(const Tensor& positions) {
+  std::vector<int32_t> bounds;
+  const auto counted = positions.span<int32_t>();
+  for (size_t t = 0; t < counted.size(); ++t) {
+    if (counted[t] == 0) bounds.push_back(static_cast<int32_t>(t));
+  }
+  bounds.push_back(static_cast<int32_t>(counted.size()));
+  return bounds;
+}
+
 }  // namespace
 
 /// Writes a rank's part of a micro-batch to a block.
@@ -170,6 +181,10 @@ void BatchInputs::Filler::fill_noise() const {
 }
 
 void BatchInputs::Filler::fill_segments() const {
+  if (batch_.context != nullptr) {
+    std::ranges::copy(batch_.context->segments, at(inputs_.segments).as<int32_t>());
+    return;
+  }
   const auto ends = batch_.cu_seqlens.span<int32_t>();
   int32_t* const to = at(inputs_.segments).as<int32_t>();
   for (size_t i = 0; i < share_.own.size(); ++i) {
@@ -179,10 +194,14 @@ void BatchInputs::Filler::fill_segments() const {
 }
 
 /// Where a sequence ends before the shifted token there is nothing to predict; the layer is shown
-/// the sequence's last token then, which no prediction depends on.
+/// the sequence's last token then, which no prediction depends on. Tokens that fill a sequence's
+/// chunks are behind its end.
 void BatchInputs::Filler::fill_predictions() const {
   const int64_t total = batch_.tokens.num_elements();
-  const auto ends = batch_.cu_seqlens.span<int32_t>();
+  const std::vector<int32_t> documents =
+      batch_.context == nullptr ? std::vector<int32_t>() : bounds_of(batch_.positions);
+  const std::span<const int32_t> ends =
+      batch_.context == nullptr ? batch_.cu_seqlens.span<int32_t>() : std::span(documents);
   for (size_t i = 0; i < inputs_.predictions.size(); ++i) {
     const Prediction& prediction = inputs_.predictions[i];
     auto shifted = shift_in_sequences(ends, total, static_cast<int64_t>(i) + 1);

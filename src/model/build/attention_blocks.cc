@@ -126,6 +126,17 @@ ValueId attend_chosen(LayerBuilder& builder, const AttentionShare& share, const 
   return attend_sinks(builder, share, attended, share.num_heads, 0);
 }
 
+/// Attention within a rank's packed sequences, or those that a ring shares.
+OperatorPtr make_packed(const LayerBuilder& builder, const AttentionSpec& spec) {
+  const CommunicatorPtr& ring = builder.groups.ring;
+  const BatchShape& shape = builder.shape;
+  if (ring->size() == 1) return make_attention(spec);
+  if (builder.groups.policy.plans_contexts)
+    return make_ring_attention_by_sequence(spec, shape.num_tokens, ring);
+  return make_ring_attention(spec, shape.num_tokens / shape.sequence_length, shape.sequence_length,
+                             ring);
+}
+
 /// Attends to the keys and values of the packed sequences of the whole micro-batch.
 ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
   if (x.index.choose()) return attend_chosen(builder, share, x, x.k, x.v);
@@ -137,11 +148,8 @@ ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const 
   const ValueId q = exchange_heads(builder, x.q, share.num_heads, "q");
   const ValueId k = exchange_heads(builder, x.k, share.num_kv_heads, "k");
   const ValueId v = exchange_heads(builder, x.v, share.num_kv_heads, "v");
-  const auto op = groups.ring->size() == 1
-                      ? make_attention(spec)
-                      : make_ring_attention(spec, shape.num_tokens / shape.sequence_length,
-                                            shape.sequence_length, groups.ring);
-  const auto attended = program.add(op, {q, k, v, bounds}, {"attn_out", "attn_lse"});
+  const auto attended =
+      program.add(make_packed(builder, spec), {q, k, v, bounds}, {"attn_out", "attn_lse"});
   if (shape.qk_clip > 0) measure_logits(builder, spec, bounds, q, k, attended[attention::kLse]);
   const ValueId out =
       builder.config.attention_sinks

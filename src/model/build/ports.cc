@@ -439,7 +439,7 @@ bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {
     case BalanceTokens::kSequence:
       break;
   }
-  return groups.token_ranks() > 1 || config.moe.top_p < 1;
+  return groups.token_ranks() > 1 || config.moe.top_p < 1 || groups.policy.plans_contexts;
 }
 
 bool shares_capacity(const MoeConfig& moe, const StageGroups& groups) {

@@ -15,7 +15,7 @@ namespace {
 /// `spread`: balance is asked for outside the routers, as it always is over all layers, by the
 /// means of their scores. Where experts choose, every token has all experts, in their order, and
 /// capacities leave each expert its best.
-RouterSpec router_spec(const MoeConfig& moe, bool spread, bool replay) {
+RouterSpec router_spec(const MoeConfig& moe, const StageGroups& groups, bool spread, bool replay) {
   const bool by_sequence = moe.balance_scope == BalanceTokens::kSequence && !spread;
   const bool cut = moe.top_p < 1;  // then TopP normalizes and scales
   return {.num_experts = moe.router_outputs(),
@@ -32,7 +32,8 @@ RouterSpec router_spec(const MoeConfig& moe, bool spread, bool replay) {
           .balance_scope = by_sequence ? BalanceScope::kSequence : BalanceScope::kMicroBatch,
           .balance_group_size = moe.balance_group_size,
           .force_balanced = moe.force_balanced || moe.experts_choose(),
-          .replay = replay};
+          .replay = replay,
+          .padding = groups.policy.plans_contexts};
 }
 
 /// The counts of the step's micro-batches before this one, whose own are `counts`. Data-parallel
@@ -98,7 +99,7 @@ RouterWeights add_router_weights(LayerBuilder& builder) {
 /// probabilities of the choice.
 ValueId build_sinkhorn(LayerBuilder& builder, ValueId tokens, const RouterWeights& weights) {
   Program& program = builder.program();
-  RouterSpec spec = router_spec(builder.config.moe, true, false);
+  RouterSpec spec = router_spec(builder.config.moe, builder.groups, true, false);
   std::vector<ValueId> inputs = {tokens, weights.weight};
   if (spec.logit_bias) inputs.push_back(weights.bias);
   ValueId logits =
@@ -153,7 +154,8 @@ RoutedTokens build_router(LayerBuilder& builder, ValueId tokens) {
   Program& program = builder.program();
   const bool spread = spreads_balance(builder.config, builder.groups);
   const bool evened = evens_out(moe, builder.shape);
-  const RouterSpec spec = router_spec(moe, spread, builder.shape.replays_routing || evened);
+  const RouterSpec spec =
+      router_spec(moe, builder.groups, spread, builder.shape.replays_routing || evened);
   const RouterWeights weights = add_router_weights(builder);
   std::vector<ValueId> inputs = {tokens, weights.weight};
   if (moe.router_bias) inputs.push_back(weights.bias);
@@ -164,6 +166,7 @@ RoutedTokens build_router(LayerBuilder& builder, ValueId tokens) {
     inputs.push_back(evened ? build_sinkhorn(builder, tokens, weights)
                             : builder.port(Port::kReplayedExperts));
   }
+  if (spec.padding) inputs.push_back(builder.port(Port::kSegments));
   const auto routed = program.add(
       make_router(spec), inputs,
       {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss", "score_means"});

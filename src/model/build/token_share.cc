@@ -5,6 +5,9 @@
 namespace tessera {
 
 TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups) {
+  if (groups.policy.plans_contexts) {
+    return {.row_length = shape.num_tokens, .ring = groups.ring->size(), .tp = groups.tp->size()};
+  }
   const bool spread = groups.token_ranks() > 1;
   const int64_t length =
       spread && shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
@@ -34,6 +37,23 @@ TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups) {
     share.group.insert(share.group.end(), tokens.begin(), tokens.end());
     if (t == groups.tp->rank()) share.own = tokens;
   }
+  return share;
+}
+
+ContextShare share_documents(std::span<const int32_t> cu_seqlens, std::span<const int32_t> segments,
+                             const StageGroups& groups) {
+  ContextShare share{.degree = groups.ring->size(), .place = groups.ring->rank()};
+  const Zigzag deal{
+      .row_length = std::ssize(segments), .ring = groups.ring->size(), .by_sequence = true};
+  std::vector<int64_t>& group = share.tokens.group;
+  deal.for_each_run(cu_seqlens, groups.ring->rank(), [&](const IndexRange& run) {
+    for (int64_t token = run.begin; token < run.end(); ++token) group.push_back(token);
+  });
+  const int64_t count = std::ssize(group) / groups.tp->size();
+  const auto first = group.begin() + groups.tp->rank() * count;
+  share.tokens.own.assign(first, first + count);
+  share.tokens.is_whole = groups.token_ranks() == 1;
+  for (const int64_t token : share.tokens.own) share.segments.push_back(segments[token]);
   return share;
 }
 

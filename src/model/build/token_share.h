@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "model/build/layer_program.h"
@@ -14,7 +15,19 @@ struct TokenShare {
   std::vector<int64_t> group;  ///< T_g: of the tensor-parallel group, in its ranks' order
   bool is_whole = false;       ///< both are all tokens, in their order
 };
+
+/// A rank's part of a micro-batch of dynamic context parallelism.
+struct ContextShare {
+  int64_t degree = 1;  ///< ranks of DP · CP that share it
+  int64_t place = 0;   ///< the rank's among them
+  TokenShare tokens;
+  std::vector<int32_t> segments;  ///< of own tokens: the sequence, below 0 for those that fill it
+};
+
 TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups);
 TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups);
+/// Of a micro-batch with these bounds and tokens' segments; `groups` are those of its degree.
+ContextShare share_documents(std::span<const int32_t> cu_seqlens, std::span<const int32_t> segments,
+                             const StageGroups& groups);
 
 }  // namespace tessera

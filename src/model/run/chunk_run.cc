@@ -1,9 +1,25 @@
 #include "model/run/chunk_run.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 namespace tessera {
+namespace {
+
+/// Of a micro-batch of dynamic context parallelism: its balance losses count by its ranks, of z
+/// losses a rank's own tokens as in a micro-batch of the `fixed` degree. On the host alone.
+void weigh_losses(const BoundChunk& bound, const PassStatistics& statistics, double degree,
+                  int64_t fixed) {
+  for (const BoundLayer& layer : bound.layers) {
+    if (layer.experts == nullptr) continue;
+    const LayerStatistics of_layer = statistics.layer(layer.moe_idx);
+    *of_layer.balance_loss.as<float>() *= static_cast<float>(degree);
+    *of_layer.z_loss.as<float>() *= static_cast<float>(fixed);
+  }
+}
+
+}  // namespace
 
 MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
   loss += other.loss;
@@ -33,7 +49,10 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       slabs_(state.slabs),
       memory_(programs, chunk, state.slabs, offsets),
       bound_(bind_chunk(programs, chunk, memory_, state)),
-      stored_(bound_.layers.size()) {}
+      stored_(bound_.layers.size()) {
+  for (const auto& of_degree : programs.of_degrees)
+    bound_of_degrees_.push_back(bind_chunk(*of_degree, chunk, memory_, state));
+}
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
   return {
@@ -42,11 +61,21 @@ ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const Pipel
 }
 
 BatchInputs::Given ChunkRun::as_given(const MicroBatch& batch, const LossScales& scales) const {
-  return {batch, tokens_, scales, programs_.part.groups.token_ranks()};
+  if (batch.context == nullptr)
+    return {batch, tokens_, scales, programs_.part.groups.token_ranks()};
+  const int64_t degree = batch.context->degree;
+  // The losses beside the main one are means over a micro-batch, of which larger ones count more.
+  LossScales own = scales;
+  own.balance *= static_cast<float>(degree);
+  own.z_loss *= static_cast<float>(degree);
+  return {batch, batch.context->tokens, own, degree * programs_.part.groups.tp->size()};
 }
 
 void ChunkRun::stage(const MicroBatch& batch, const LossScales& scales) {
   scales_ = scales;
+  const int64_t degree = batch.context == nullptr ? 1 : batch.context->degree;
+  log_degree_ = batch.context == nullptr ? -1 : std::countr_zero(static_cast<uint64_t>(degree));
+  weight_ = static_cast<double>(degree);
   memory_.inputs.stage(as_given(batch, scales));
 }
 
@@ -102,7 +131,7 @@ void ChunkRun::begin_run(const ProgramRef& program, BoundProgram& bound,
 }
 
 void ChunkRun::run(const ProgramRef& program, const RunPart& part, const NodeObserver& observer) {
-  BoundProgram& bound = bound_.find(program);
+  BoundProgram& bound = this->bound().find(program);
   if (part.is_first()) begin_run(program, bound, observer);
   if (part.is_first() && part.is_last()) {
     bound.program->run(bound.bindings, observer);
@@ -130,7 +159,7 @@ void ChunkRun::leave_saved(const ProgramRef& program) {
 }
 
 const ProgramParameters& ChunkRun::parameters_of(const ProgramRef& program) {
-  return bound_.find(program).parameters;
+  return bound().find(program).parameters;
 }
 
 void ChunkRun::run_pass(PassDirection direction, const NodeObserver& observer) {
@@ -206,6 +235,9 @@ ChunkRun::Messages ChunkRun::backward_messages() const {
 }
 
 void ChunkRun::finish() {
+  const StageGroups& groups = programs_.part.groups;
+  if (log_degree_ >= 0)
+    weigh_losses(bound_, memory_.statistics, weight_, groups.token_ranks() / groups.tp->size());
   memory_.statistics.publish();
   roundings_.publish();
   model_balances_.push_back(model_balance_);

@@ -1,6 +1,19 @@
 #include "model/run/saved_placement.h"
 
+#include <algorithm>
+
 namespace tessera {
+namespace {
+
+/// The most that `count` says of the programs of any degree of context parallelism.
+template <typename Count>
+int64_t most_of_degrees(const StagePrograms& programs, const Count& count) {
+  int64_t most = count(programs);
+  for (const auto& of_degree : programs.of_degrees) most = std::max(most, count(*of_degree));
+  return most;
+}
+
+}  // namespace
 
 SavedPlacement list_saved(const StagePrograms& programs) {
   SavedPlacement placement;
@@ -21,7 +34,9 @@ SavedPlacement list_saved(const StagePrograms& programs) {
 
 int64_t layer_saved_bytes(const StagePrograms& programs, const PipelineChunk& chunk,
                           int64_t layer) {
-  return programs.kind_of(chunk.first_layer + layer).derived.forward.plan().saved_bytes;
+  return most_of_degrees(programs, [&](const StagePrograms& of_degree) {
+    return of_degree.kind_of(chunk.first_layer + layer).derived.forward.plan().saved_bytes;
+  });
 }
 
 int64_t layer_offloaded_bytes(const StagePrograms& programs, const PipelineChunk& chunk,
@@ -40,12 +55,16 @@ int64_t layer_moved_bytes(const StagePrograms& programs, const PipelineChunk& ch
 }
 
 int64_t layer_kept_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer) {
-  const DerivedProgram& derived = programs.kind_of(chunk.first_layer + layer).derived;
-  return derived.weights ? derived.backward.plan().saved_bytes : 0;
+  return most_of_degrees(programs, [&](const StagePrograms& of_degree) {
+    const DerivedProgram& derived = of_degree.kind_of(chunk.first_layer + layer).derived;
+    return derived.weights ? derived.backward.plan().saved_bytes : 0;
+  });
 }
 
 int64_t head_saved_bytes(const StagePrograms& programs, int64_t depth) {
-  return programs.heads.at(depth).derived.forward.plan().saved_bytes;
+  return most_of_degrees(programs, [&](const StagePrograms& of_degree) {
+    return of_degree.heads.at(depth).derived.forward.plan().saved_bytes;
+  });
 }
 
 SavedPlacement place_in_line(const StagePrograms& programs) {

@@ -144,6 +144,29 @@ void check_offload(const StagePrograms& stage) {
   check_offload(stage.policy, kept);
 }
 
+/// What a rank has of a micro-batch is the same for every degree.
+BatchShape shape_of_degree(const BatchShape& shape, const StageGroups& groups, int64_t degree) {
+  BatchShape result = shape;
+  result.num_tokens = shape.num_tokens / groups.ring->size() * degree;
+  result.sequence_length = std::min(shape.sequence_length, result.num_tokens);
+  return result;
+}
+
+void build_degrees(StagePrograms& stage) {
+  const StageGroups& groups = stage.part.groups;
+  stage.of_degrees.clear();
+  require(groups.by_degree.empty() || stage.backend.is_host(),
+          "parallel.dynamic_cp is for CPUs so far: attention on GPUs shares rows among ranks, not "
+          "documents; set run.device = \"cpu\", or leave parallel.dynamic_cp out");
+  for (size_t i = 0; i < groups.by_degree.size(); ++i) {
+    ModelPart part = stage.part;
+    part.groups = groups.with_degree(i);
+    stage.of_degrees.push_back(std::make_shared<const StagePrograms>(
+        stage.config, shape_of_degree(stage.shape, groups, part.groups.ring->size()),
+        std::move(part), stage.policy, stage.backend));
+  }
+}
+
 void compile_kinds(StagePrograms& stage) {
   for (const PipelineChunk& chunk : stage.part.chunks) {
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
@@ -174,6 +197,7 @@ StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
   }
   compile_kinds(*this);
   check_offload(*this);
+  build_degrees(*this);
 }
 
 std::unique_ptr<StagePrograms> StagePrograms::with_policy(const SavedPolicy& other) const {
@@ -182,6 +206,7 @@ std::unique_ptr<StagePrograms> StagePrograms::with_policy(const SavedPolicy& oth
   stage->kinds.clear();
   stage->of_layers.clear();
   compile_kinds(*stage);
+  for (auto& programs : stage->of_degrees) programs = programs->with_policy(other);
   return stage;
 }
 
@@ -206,6 +231,7 @@ int64_t StagePrograms::working_bytes() const {
   for (const HeadPasses& head : heads) include_both(head.derived);
   if (evaluation_head) include(*evaluation_head);
   for (const auto& [kind, program] : kinds) include_both(program->derived);
+  for (const auto& programs : of_degrees) bytes = std::max(bytes, programs->working_bytes());
   return bytes;
 }
 

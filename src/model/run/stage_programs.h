@@ -66,6 +66,9 @@ struct StagePrograms {
   KindPrograms kinds;
   std::map<int64_t, const KindProgram*> of_layers;  // of this rank's chunks, counted in the model
   std::shared_ptr<KindPrograms> compiled;  // `kinds`, and those of other policies (with_policy)
+  /// Of micro-batches of dynamic context parallelism, by the logarithm of their degree: the same
+  /// programs but for the groups in which documents are shared. Empty where the degree is fixed.
+  std::vector<std::shared_ptr<const StagePrograms>> of_degrees;
 
   StagePrograms(const ModelConfig& model, const BatchShape& batch, ModelPart model_part,
                 const SavedPolicy& saved_policy, const Backend& where);

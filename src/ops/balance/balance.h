@@ -21,7 +21,8 @@ struct BalanceStatisticsSpec {
 /// counts are assignments by expert (absent ones, -1, left out), constants to the gradient;
 /// score_sums are sums over tokens of the router's scores, taken over all experts and made to sum
 /// to 1, as its own loss takes them. Their gradient reaches the logits. Sums are in token order,
-/// whatever the number of threads. Throws InternalError for a segment outside [0, G).
+/// whatever the number of threads. Tokens of segment -1 are left out; on GPUs there are none.
+/// Throws InternalError for another segment outside [0, G).
 class BalanceStatistics final : public Operator {
  public:
   static constexpr std::string_view kName = "balance_statistics";

@@ -14,7 +14,7 @@ constexpr int64_t kExpertsAtOnce = 8;
 
 void check_segments(std::span<const int32_t> segments, int64_t num_segments) {
   const auto bad = std::ranges::find_if(
-      segments, [&](int32_t segment) { return segment < 0 || segment >= num_segments; });
+      segments, [&](int32_t segment) { return segment < -1 || segment >= num_segments; });
   ensure(bad == segments.end(), "balance_statistics: segment {} is not among the {}", *bad,
          num_segments);
 }
@@ -30,7 +30,7 @@ void count_by_segment(const Tensor& expert_idx, std::span<const int32_t> segment
     ensure(idx[i] >= -1 && idx[i] < num_experts, "balance_statistics: expert {} of {}", idx[i],
            num_experts);
     const int64_t segment = segments[i / top_k];
-    if (idx[i] >= 0) count[segment * num_experts + idx[i]] += 1.0F;
+    if (idx[i] >= 0 && segment >= 0) count[segment * num_experts + idx[i]] += 1.0F;
   }
 }
 
@@ -39,6 +39,7 @@ void sum_shares(const float* shares_TE, std::span<const int32_t> segments, int64
                 int64_t first_expert, double* sums_GE) {
   const int64_t last_expert = std::min(first_expert + kExpertsAtOnce, num_experts);
   for (size_t t = 0; t < segments.size(); ++t) {
+    if (segments[t] < 0) continue;
     const float* shares = shares_TE + static_cast<int64_t>(t) * num_experts;
     double* sums = sums_GE + segments[t] * num_experts;
     for (int64_t e = first_expert; e < last_expert; ++e) sums[e] += static_cast<double>(shares[e]);
@@ -95,6 +96,10 @@ void balance_statistics_backward(const BalanceStatisticsBackward& op,
   float* grad_logits = args.out(Op::kGradLogits).as<float>();
 #pragma omp parallel for schedule(static)
   for (int64_t t = 0; t < args.in(Op::kLogits).shape[0]; ++t) {
+    if (segments[t] < 0) {
+      std::fill_n(grad_logits + t * n, n, 0.0F);
+      continue;
+    }
     share_gradient(spec.score, logits + t * n, grad_sums + segments[t] * n, n, grad_logits + t * n);
   }
 }

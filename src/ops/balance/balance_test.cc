@@ -329,6 +329,19 @@ TEST(Balance, AbsentAssignmentsCountNowhere) {
                                 testing::tensor_of({2, 3}, {1, 0, 1, 0, 0, 1}), "counts");
 }
 
+TEST(Balance, TokensWithoutSegmentCountNowhere) {
+  const BalanceStatisticsSpec spec{.num_experts = 3, .top_k = 1, .num_segments = 2};
+  Random random(5, 0);
+  auto inputs = statistics_inputs(spec, 3, random);
+  std::ranges::copy(std::vector<int32_t>{2, 1, 0}, inputs[1].tensor.get().as<int32_t>());
+  std::ranges::copy(std::vector<int32_t>{1, -1, 0}, inputs[2].tensor.get().as<int32_t>());
+  const auto outputs = testing::run_operator(*make_balance_statistics(spec), kernels(), inputs);
+  testing::expect_bitwise_equal(outputs[BalanceOutput::kCounts],
+                                testing::tensor_of({2, 3}, {1, 0, 0, 0, 0, 1}), "counts");
+  testing::check_gradients(make_balance_statistics(spec), kernels(), inputs,
+                           {.outputs = {BalanceOutput::kScoreSums}});
+}
+
 TEST(Balance, CountsRunOnAsOnOneRank) {
   constexpr int64_t kRanks = 3;
   constexpr int64_t kExperts = 5;

@@ -2,11 +2,13 @@
 
 namespace tessera {
 
-RingAttentionOperator::RingAttentionOperator(const AttentionSpec& spec, int64_t num_rows,
-                                             int64_t row_length, CommunicatorPtr comm)
-    : AttentionOperator(spec), comm_(std::move(comm)) {
+RingAttentionOperator::RingAttentionOperator(const AttentionSpec& spec, const Zigzag& tokens,
+                                             CommunicatorPtr comm)
+    : AttentionOperator(spec), tokens_(tokens), comm_(std::move(comm)) {
   ensure(comm_ != nullptr, "ring attention without a communicator");
-  tokens_ = {.num_rows = num_rows, .row_length = row_length, .ring = comm_->size()};
+  tokens_.ring = comm_->size();
+  const int64_t num_rows = tokens_.num_rows;
+  const int64_t row_length = tokens_.row_length;
   require(num_rows >= 0 && row_length >= 0,
           "ring attention: {} rows of {} tokens; neither may be negative", num_rows, row_length);
   require(tokens_.divides(),
@@ -16,8 +18,9 @@ RingAttentionOperator::RingAttentionOperator(const AttentionSpec& spec, int64_t 
 }
 
 std::string RingAttentionOperator::attributes() const {
-  return fmt::format("{} rows={}x{} group={} size={}", AttentionOperator::attributes(),
-                     tokens_.num_rows, tokens_.row_length, comm_->name(), tokens_.ring);
+  return fmt::format("{} rows={}x{}{} group={} size={}", AttentionOperator::attributes(),
+                     tokens_.num_rows, tokens_.row_length,
+                     tokens_.by_sequence ? " by_sequence" : "", comm_->name(), tokens_.ring);
 }
 
 void RingAttentionOperator::check_tokens(const ValueType& q) const {
@@ -45,16 +48,13 @@ Cost RingAttention::cost(std::span<const ValueType> inputs,
 
 void RingAttention::differentiate(GradientBuilder& builder) const {
   differentiate_by(builder, [this](bool with_grad_lse) {
-    return make_ring_attention_backward(spec(), tokens().num_rows, tokens().row_length, comm_ptr(),
-                                        with_grad_lse);
+    return std::make_shared<RingAttentionBackward>(spec(), tokens(), comm_ptr(), with_grad_lse);
   });
 }
 
-RingAttentionBackward::RingAttentionBackward(const AttentionSpec& spec, int64_t num_rows,
-                                             int64_t row_length, CommunicatorPtr comm,
-                                             bool with_grad_lse)
-    : RingAttentionOperator(spec, num_rows, row_length, std::move(comm)),
-      with_grad_lse_(with_grad_lse) {}
+RingAttentionBackward::RingAttentionBackward(const AttentionSpec& spec, const Zigzag& tokens,
+                                             CommunicatorPtr comm, bool with_grad_lse)
+    : RingAttentionOperator(spec, tokens, std::move(comm)), with_grad_lse_(with_grad_lse) {}
 
 std::vector<ValueType> RingAttentionBackward::infer(std::span<const ValueType> inputs) const {
   std::vector<ValueType> outputs = infer_backward(inputs, with_grad_lse_);
@@ -71,14 +71,21 @@ Cost RingAttentionBackward::cost(std::span<const ValueType> inputs,
 
 OperatorPtr make_ring_attention(const AttentionSpec& spec, int64_t num_rows, int64_t row_length,
                                 CommunicatorPtr comm) {
-  return std::make_shared<RingAttention>(spec, num_rows, row_length, std::move(comm));
+  const Zigzag tokens{.num_rows = num_rows, .row_length = row_length};
+  return std::make_shared<RingAttention>(spec, tokens, std::move(comm));
+}
+
+OperatorPtr make_ring_attention_by_sequence(const AttentionSpec& spec, int64_t num_tokens,
+                                            CommunicatorPtr comm) {
+  const Zigzag tokens{.row_length = num_tokens, .by_sequence = true};
+  return std::make_shared<RingAttention>(spec, tokens, std::move(comm));
 }
 
 OperatorPtr make_ring_attention_backward(const AttentionSpec& spec, int64_t num_rows,
                                          int64_t row_length, CommunicatorPtr comm,
                                          bool with_grad_lse) {
-  return std::make_shared<RingAttentionBackward>(spec, num_rows, row_length, std::move(comm),
-                                                 with_grad_lse);
+  const Zigzag tokens{.num_rows = num_rows, .row_length = row_length};
+  return std::make_shared<RingAttentionBackward>(spec, tokens, std::move(comm), with_grad_lse);
 }
 
 }  // namespace tessera

@@ -25,6 +25,11 @@ namespace tessera {
 /// Throws UserError unless S is a multiple of 2R (any S for R = 1).
 OperatorPtr make_ring_attention(const AttentionSpec& spec, int64_t num_rows, int64_t row_length,
                                 CommunicatorPtr comm);
+/// The same where the ring shares sequences one by one (Zigzag::by_sequence), of which there are
+/// `num_tokens` together. The kernel throws UserError unless each has a multiple of 2R tokens. For
+/// the CPU.
+OperatorPtr make_ring_attention_by_sequence(const AttentionSpec& spec, int64_t num_tokens,
+                                            CommunicatorPtr comm);
 
 /// Its gradient; inputs and outputs as make_attention_backward's, for this rank's tokens. Keys and
 /// values go around again, and behind them the F32 sums of their gradients, each rank adding its
@@ -37,8 +42,8 @@ OperatorPtr make_ring_attention_backward(const AttentionSpec& spec, int64_t num_
 /// What the two operators share.
 class RingAttentionOperator : public AttentionOperator {
  public:
-  RingAttentionOperator(const AttentionSpec& spec, int64_t num_rows, int64_t row_length,
-                        CommunicatorPtr comm);
+  /// The ring's size is the group's.
+  RingAttentionOperator(const AttentionSpec& spec, const Zigzag& tokens, CommunicatorPtr comm);
   const Zigzag& tokens() const { return tokens_; }
   Communicator& comm() const { return *comm_; }
   const CommunicatorPtr& comm_ptr() const { return comm_; }
@@ -75,8 +80,8 @@ class RingAttentionBackward final : public RingAttentionOperator {
   using Input = attention::BackwardInput;
   using Output = attention::BackwardOutput;
 
-  RingAttentionBackward(const AttentionSpec& spec, int64_t num_rows, int64_t row_length,
-                        CommunicatorPtr comm, bool with_grad_lse);
+  RingAttentionBackward(const AttentionSpec& spec, const Zigzag& tokens, CommunicatorPtr comm,
+                        bool with_grad_lse);
   std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;

@@ -55,9 +55,22 @@ std::span<std::byte> rest(const KernelArgs& args, const Carver& carver) {
   return args.workspace.subspan(carver.used());
 }
 
+/// Throws UserError where sequences that are dealt out one by one cannot be cut into chunks.
+void check_chunks(const RingAttentionOperator& op, std::span<const int32_t> cu_seqlens) {
+  const int64_t chunks = 2 * op.tokens().ring;
+  if (!op.tokens().by_sequence || op.tokens().ring == 1) return;
+  for (size_t i = 1; i < cu_seqlens.size(); ++i) {
+    const int64_t length = cu_seqlens[i] - cu_seqlens[i - 1];
+    check_shape(op, length % chunks == 0,
+                "sequence {} has {} tokens, expected a multiple of {} for {} ranks", i - 1, length,
+                chunks, op.tokens().ring);
+  }
+}
+
 void add_queries(WorkList& work, const RingAttentionOperator& op,
                  std::span<const int32_t> cu_seqlens) {
   check_cu_seqlens(op, cu_seqlens, op.tokens().num_tokens());
+  check_chunks(op, cu_seqlens);
   for_each_span_of(op.tokens(), cu_seqlens, op.comm().rank(),
                    [&](const TokenSpan& span) { work.add_queries(span); });
 }

@@ -25,6 +25,11 @@ using testing::Role;
 using testing::TestInput;
 using testing::to_doubles;
 
+/// How a ring shares tokens of sequences with these bounds.
+struct Deal : Zigzag {
+  std::vector<int32_t> bounds = {};
+};
+
 /// One micro-batch: B rows of S tokens in sequences of the given lengths, which sum to B·S.
 struct Case {
   AttentionSpec spec;
@@ -34,8 +39,14 @@ struct Case {
   std::vector<int64_t> lengths;
   DType dtype = DType::kF32;
   double deviation = 1.0;
+  bool by_sequence = false;
 
-  Zigzag tokens() const { return {num_rows, row_length, ring}; }
+  Deal tokens() const {
+    Deal deal{{num_rows, row_length, ring, by_sequence}, {0}};
+    for (const int64_t length : lengths)
+      deal.bounds.push_back(deal.bounds.back() + static_cast<int32_t>(length));
+    return deal;
+  }
   std::string to_string() const {
     return fmt::format("N={}/{} D={}/{} window={} {} ring={} rows={}x{} lengths {}", spec.num_heads,
                        spec.num_kv_heads, spec.head_size, spec.head_size_v, spec.window,
@@ -77,13 +88,13 @@ struct Results {
 /// Calls visit(element of the whole, element of the part, bytes) for what a rank holds of a matrix
 /// [T, width], or [N, T] where `columns`.
 template <typename Visit>
-void for_each_piece(const Tensor& whole, const Zigzag& tokens, int64_t rank, bool columns,
+void for_each_piece(const Tensor& whole, const Deal& tokens, int64_t rank, bool columns,
                     const Visit& visit) {
   const int64_t width = columns ? 1 : whole.shape.last();
   const int64_t matrices = columns ? whole.shape[0] : 1;
   for (int64_t matrix = 0; matrix < matrices; ++matrix) {
     int64_t row = matrix * tokens.tokens_per_rank();
-    tokens.for_each_run(rank, [&](const IndexRange& run) {
+    tokens.for_each_run(tokens.bounds, rank, [&](const IndexRange& run) {
       const int64_t from = matrix * tokens.num_tokens() + run.begin;
       visit(from * width, row * width, run.count * width * dtype_size(whole.dtype));
       row += run.count;
@@ -95,7 +106,7 @@ std::byte* element(const Tensor& tensor, int64_t idx) {
   return static_cast<std::byte*>(tensor.data) + idx * dtype_size(tensor.dtype);
 }
 
-OwnedTensor take(const Tensor& whole, const Zigzag& tokens, int64_t rank, bool columns = false) {
+OwnedTensor take(const Tensor& whole, const Deal& tokens, int64_t rank, bool columns = false) {
   Shape shape = whole.shape;
   shape[columns ? 1 : 0] = tokens.tokens_per_rank();
   OwnedTensor part(whole.dtype, shape);
@@ -105,7 +116,7 @@ OwnedTensor take(const Tensor& whole, const Zigzag& tokens, int64_t rank, bool c
   return part;
 }
 
-void put(const Tensor& part, const Zigzag& tokens, int64_t rank, const Tensor& whole,
+void put(const Tensor& part, const Deal& tokens, int64_t rank, const Tensor& whole,
          bool columns = false) {
   for_each_piece(whole, tokens, rank, columns, [&](int64_t to, int64_t from, int64_t bytes) {
     std::memcpy(element(whole, to), element(part, from), bytes);
@@ -126,8 +137,7 @@ KernelTable kernels() {
 }
 
 /// Forward and backward of either operator on the tokens of one rank.
-Results run_rank(const OperatorPtr& op, const Problem& problem, const Zigzag& tokens,
-                 int64_t rank) {
+Results run_rank(const OperatorPtr& op, const Problem& problem, const Deal& tokens, int64_t rank) {
   std::vector<TestInput> inputs;
   const auto add = [&](OwnedTensor tensor, const char* name, Role role = Role::kValue) {
     inputs.push_back({std::move(tensor), role, name});
@@ -146,7 +156,7 @@ Results run_rank(const OperatorPtr& op, const Problem& problem, const Zigzag& to
 }
 
 Results run_plain(const Problem& problem) {
-  const Zigzag all{problem.test.num_rows, problem.test.row_length, 1};
+  const Deal all{{problem.test.num_rows, problem.test.row_length, 1}};
   return run_rank(make_attention(problem.test.spec), problem, all, 0);
 }
 
@@ -160,13 +170,16 @@ Results empty_results(const Problem& problem) {
 /// are OpenMP's of each rank (0: its share).
 Results run_ring(const Problem& problem, const std::function<void(const World&)>& inspect = {},
                  int threads = 0) {
-  const Zigzag tokens = problem.test.tokens();
+  const Deal tokens = problem.test.tokens();
   Results all = empty_results(problem);
   std::mutex mutex;
   run_thread_world(tokens.ring, [&](World& world) {
     if (threads > 0) omp_set_num_threads(threads);
-    const OperatorPtr op = make_ring_attention(problem.test.spec, tokens.num_rows,
-                                               tokens.row_length, world.make_world_group());
+    const OperatorPtr op =
+        tokens.by_sequence ? make_ring_attention_by_sequence(problem.test.spec, tokens.num_tokens(),
+                                                             world.make_world_group())
+                           : make_ring_attention(problem.test.spec, tokens.num_rows,
+                                                 tokens.row_length, world.make_world_group());
     const Results part = run_rank(op, problem, tokens, world.rank());
     const std::scoped_lock lock(mutex);
     const auto whole = all.named();
@@ -250,6 +263,22 @@ TEST(RingAttention, SequencesThatCrossChunksAndRows) {
     expect_matches_plain({heads(2, 1, 16), ring, 3, row, {360, 0, 0}});
     expect_matches_plain({heads(2, 1, 16), ring, 2, row, equal_lengths(240, 1)});
     expect_matches_plain({heads(2, 1, 16), ring, 2, row, {0, 239, 0, 1, 0}});
+  }
+}
+
+/// Sequences dealt out one by one, of any number of chunks' tokens.
+TEST(RingAttention, SequencesDealtOneByOne) {
+  Random random(9, 2);
+  for (const int64_t ring : {1, 2, 3, 4, 8}) {
+    for (const int64_t window : {0, 17}) {
+      std::vector<int64_t> lengths = {2 * ring, 0, 2 * ring * 31};
+      for (int i = 0; i < 5; ++i)
+        lengths.push_back(2 * ring * static_cast<int64_t>(random.next_below(20)));
+      const int64_t total = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+      Case test{heads(2, 1, 16, 0, window), ring, 1, total, lengths};
+      test.by_sequence = true;
+      expect_matches_plain(test);
+    }
   }
 }
 
@@ -395,7 +424,7 @@ TEST(RingAttention, BytesSent) {
 
 TEST(RingAttention, GradientOfTheOutputAlone) {
   const Problem problem({heads(2, 1, 8), 2, 1, 24, {24}});
-  const Zigzag tokens = problem.test.tokens();
+  const Deal tokens = problem.test.tokens();
   Problem without(problem.test);
   std::memset(without.grad_lse.get().data, 0, without.grad_lse.get().num_bytes());
   const Results expected = run_ring(without);
@@ -423,6 +452,14 @@ std::string message_of(const std::function<void()>& run) {
     return error.what();
   }
   return "accepted";
+}
+
+TEST(RingAttention, RefusesSequencesThatCannotBeDealt) {
+  Case test{heads(2, 1, 16), 2, 1, 16, {10, 6}};
+  test.by_sequence = true;
+  EXPECT_THAT(
+      message_of([&] { run_ring(Problem(test)); }),
+      ::testing::HasSubstr("sequence 0 has 10 tokens, expected a multiple of 4 for 2 ranks"));
 }
 
 TEST(RingAttention, RefusesWhatDoesNotFit) {

@@ -11,7 +11,7 @@ template <typename Visit>
 void for_each_span_of(const Zigzag& tokens, std::span<const int32_t> cu_seqlens, int64_t rank,
                       const Visit& visit) {
   int64_t first_row = 0;
-  tokens.for_each_run(rank, [&](const IndexRange& run) {
+  tokens.for_each_run(cu_seqlens, rank, [&](const IndexRange& run) {
     for_each_span(cu_seqlens, run, first_row, visit);
     first_row += run.count;
   });
@@ -20,7 +20,7 @@ void for_each_span_of(const Zigzag& tokens, std::span<const int32_t> cu_seqlens,
 /// Work lists for one rank's queries, empty yet.
 inline WorkList take_ring_work(const AttentionOperator& op, const Zigzag& tokens,
                                int64_t num_sequences, Carver& carver) {
-  return {num_sequences, tokens.max_runs() + num_sequences, tokens.tokens_per_rank(),
+  return {num_sequences, tokens.max_runs(num_sequences) + num_sequences, tokens.tokens_per_rank(),
           block_positions(op), carver};
 }
 

@@ -36,6 +36,10 @@ void check_spec(const RouterSpec& spec) {
           "top-k, with normalize_top_k where they should sum to 1");
   require(std::isfinite(spec.scaling_factor), "router: the scaling factor is {}",
           spec.scaling_factor);
+  require(
+      !spec.padding || (spec.balance_scope == BalanceScope::kMicroBatch && !spec.replay),
+      "router: with tokens that fill a micro-batch, balance is taken outside of it, and choices "
+      "are not given");
   check_groups(spec);
 }
 
@@ -69,7 +73,8 @@ OperandSet<Router::Input> Router::input_set() const {
       .add(kBias, spec_.logit_bias)
       .add(kExpertBias, spec_.expert_bias)
       .add(kCuSeqlens, spec_.balance_scope == BalanceScope::kSequence)
-      .add(kReplayed, spec_.replay);
+      .add(kReplayed, spec_.replay)
+      .add(kSegments, spec_.padding);
 }
 
 std::string Router::attributes() const {
@@ -84,6 +89,7 @@ std::string Router::attributes() const {
     text += fmt::format(" groups={}/{}", spec_.top_groups, spec_.num_groups);
   if (spec_.force_balanced) text += " force_balanced";
   if (spec_.replay) text += " replay";
+  if (spec_.padding) text += " padding";
   if (spec_.balance_group_size > 1) {
     text += fmt::format(" balance_group={}", spec_.balance_group_size);
   }
@@ -120,6 +126,11 @@ std::vector<ValueType> Router::infer(std::span<const ValueType> inputs) const {
     const ValueType& replayed = inputs[operands.position(kReplayed)];
     check_shape(*this, replayed.dtype == DType::kI32 && replayed.shape == shape_TK,
                 "replayed must be i32 {}, got {}", shape_TK.to_string(), replayed.to_string());
+  }
+  if (operands.has(kSegments)) {
+    const ValueType& segments = inputs[operands.position(kSegments)];
+    check_shape(*this, segments.dtype == DType::kI32 && segments.shape == Shape{num_tokens},
+                "segments must be i32 [{}], got {}", num_tokens, segments.to_string());
   }
   return {f32(shape_TK),
           {.dtype = DType::kI32, .shape = shape_TK},

@@ -50,17 +50,22 @@ struct RouterSpec {
   bool force_balanced = false;
   /// The choice of tokens is given (router replay), and all else is as ever.
   bool replay = false;
+  /// Some tokens only fill the micro-batch, as their segments say: they have no experts.
+  bool padding = false;
 };
 
 /// Chooses top_k experts for every token:
 ///   (x A [T, H], weight F32 [E, H], [bias F32 [E]], [expert_bias F32 [E]],
-///    [cu_seqlens I32 [num_seqs + 1]], [replayed I32 [T, K]]) ->
+///    [cu_seqlens I32 [num_seqs + 1]], [replayed I32 [T, K]], [segments I32 [T]]) ->
 ///   probs F32 [T, K], expert_idx I32 [T, K], logits F32 [T, E], counts F32 [E],
 ///   balance_loss F32 [1], z_loss F32 [1], score_means F32 [E]
 /// bias and expert_bias are there when the spec says so; cu_seqlens for BalanceScope::kSequence,
 /// from 0 to T. `replayed` is there with RouterSpec::replay: the experts of each token, distinct
 /// and in the order of a choice, or a first entry below 0 where the router is to choose. The CPU's
 /// kernel throws UserError for experts that there are not; a GPU's must not be given any.
+/// `segments` is there with RouterSpec::padding, on the CPU alone: a token with one below 0 has -1
+/// for experts, probabilities of 0 and no part in counts, sums and gradients; means still are over
+/// T.
 ///
 /// Logits are x · weightᵀ + bias. Logits, scores and losses are F32 even for BF16 x, which is
 /// widened, not rounded. A token's experts come best first. Of equal ones the lower expert (or
@@ -87,7 +92,7 @@ struct RouterSpec {
 class Router final : public Operator {
  public:
   static constexpr std::string_view kName = "router";
-  enum Input : int { kX, kWeight, kBias, kExpertBias, kCuSeqlens, kReplayed };
+  enum Input : int { kX, kWeight, kBias, kExpertBias, kCuSeqlens, kReplayed, kSegments };
   enum Output : int { kProbs, kExpertIdx, kLogits, kCounts, kBalanceLoss, kZLoss, kScoreMeans };
 
   /// Throws UserError for an impossible combination.

@@ -108,6 +108,7 @@ void backward_token(const BackwardCall& c, const BalanceSegments& segments, int6
   } else {
     std::copy_n(c.given_grad_logits_TE + token * n, n, dl);
   }
+  if (c.expert_idx_TK[token * c.spec.top_k] < 0) return;  // it only fills the micro-batch
   std::fill_n(ds, n, 0.0F);
   const bool sigmoid_scores = c.spec.score == ScoreFunction::kSigmoid;
   if (sigmoid_scores) {

@@ -55,6 +55,26 @@ TEST(RouterBackward, GradientsOfAReplayedChoice) {
   }
 }
 
+TEST(RouterBackward, PaddingHasNoGradient) {
+  Random random(23, 0);
+  Case c = make_case(published_specs()[2], BalanceScope::kMicroBatch, 11, random);
+  c.spec.padding = true;
+  c.spec.force_balanced = true;
+  c.segments = {0, 0, -1, 0, 1, 1, -1, -1, 1, 1, -1};
+  Random values(8, 0);
+  const auto inputs = make_inputs(c, values);
+  testing::check_gradients(
+      make_router(c.spec), kernels(), inputs,
+      {.outputs = {RouterOutput::kProbs, RouterOutput::kZLoss, RouterOutput::kScoreMeans},
+       .max_probes = 24});
+  std::vector<OwnedTensor> grads(7);
+  grads[RouterOutput::kZLoss] = testing::tensor_of({1}, {1.0F});
+  const auto found = testing::run_gradients(make_router(c.spec), kernels(), inputs, grads);
+  const auto dx = testing::to_doubles(found[0]);
+  for (size_t t = 0; t < c.segments.size(); ++t)
+    EXPECT_EQ(dx[t * router::kHidden] == 0, c.segments[t] < 0) << t;
+}
+
 TEST(RouterBackward, Bf16GradientsAreThoseOfTheWidenedInputs) {
   Random random(31, 0);
   Case c = make_case(published_specs()[4], BalanceScope::kMicroBatch, 700, random);

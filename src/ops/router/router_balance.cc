@@ -18,7 +18,9 @@ int64_t BalanceSegments::of(int64_t token) const {
 
 void count_experts(std::span<const int32_t> expert_idx, std::span<float> counts) {
   std::ranges::fill(counts, 0.0F);
-  for (const int32_t expert : expert_idx) counts[expert] += 1.0F;
+  for (const int32_t expert : expert_idx) {
+    if (expert >= 0) counts[expert] += 1.0F;
+  }
 }
 
 void counts_to_fractions(std::span<float> counts, int64_t group_size) {

@@ -18,6 +18,7 @@ struct Forward {
   RouterSizes sizes;
   const float* bias_E;         ///< null where there is none
   const int32_t* replayed_TK;  ///< likewise
+  const int32_t* segments_T;   ///< likewise
   float* logits_TE;
   float* probs_TK;
   int32_t* expert_idx_TK;
@@ -25,6 +26,7 @@ struct Forward {
   float* fractions;
   double* partials;
 
+  bool is_padding(int64_t token) const { return segments_T != nullptr && segments_T[token] < 0; }
   float* scratch_row(int64_t block, int64_t row) const {
     return scratch + (block * kRouterScratchRows + row) * sizes.num_experts;
   }
@@ -125,9 +127,18 @@ float route_token(const Forward& f, int64_t block, int64_t token) {
   return lse;
 }
 
+void leave_out(const Forward& f, int64_t token) {
+  std::fill_n(f.expert_idx_TK + token * f.spec.top_k, f.spec.top_k, -1);
+  std::fill_n(f.probs_TK + token * f.spec.top_k, f.spec.top_k, 0.0F);
+}
+
 void route_block(const Forward& f, int64_t block) {
   double sum = 0;
   for (int64_t t = block * kRouterBlock; t < block_end(f.sizes, block); ++t) {
+    if (f.is_padding(t)) {
+      leave_out(f, t);
+      continue;
+    }
     const double lse = route_token(f, block, t);
     sum += lse * lse;
   }
@@ -143,6 +154,7 @@ void balance_block(const Forward& f, const BalanceSegments& segments, int64_t bl
   std::fill_n(sums, num_experts, 0.0F);
   double sum = 0;
   for (int64_t t = block * kRouterBlock; t < block_end(f.sizes, block); ++t) {
+    if (f.is_padding(t)) continue;
     balance_shares(f.spec.score, f.logits_TE + t * num_experts, num_experts, shares);
     const float* fractions = f.fractions + segments.of(t) * num_experts;
     for (int64_t e = 0; e < num_experts; ++e) {
@@ -179,10 +191,12 @@ Forward bind(const Router& op, const Args<Router>& args, const RouterSizes& size
   const RouterWorkspace layout = RouterWorkspace::of_forward(sizes);
   const Tensor* bias = args.find_in(Router::kExpertBias);
   const Tensor* replayed = args.find_in(Router::kReplayed);
+  const Tensor* segments = args.find_in(Router::kSegments);
   return {.spec = op.spec(),
           .sizes = sizes,
           .bias_E = bias == nullptr ? nullptr : bias->as<float>(),
           .replayed_TK = replayed == nullptr ? nullptr : replayed->as<int32_t>(),
+          .segments_T = segments == nullptr ? nullptr : segments->as<int32_t>(),
           .logits_TE = args.out(Router::kLogits).as<float>(),
           .probs_TK = args.out(Router::kProbs).as<float>(),
           .expert_idx_TK = args.out(Router::kExpertIdx).as<int32_t>(),

@@ -380,6 +380,44 @@ TEST(Router, RefusesToReplayExpertsThatThereAreNot) {
   }
 }
 
+/// Tokens that fill a micro-batch, the last ten here, might as well not be there.
+TEST(Router, PaddingCountsNowhere) {
+  Random random(61, 0);
+  for (const RouterSpec& spec : published_specs()) {
+    Case padded = make_case(spec, BalanceScope::kMicroBatch, 80, random);
+    padded.spec.padding = true;
+    padded.segments.assign(80, 3);
+    std::fill(padded.segments.begin() + 70, padded.segments.end(), -1);
+    SCOPED_TRACE(make_router(padded.spec)->attributes());
+    Random values(5, 0);
+    auto inputs = make_inputs(padded, values);
+    const auto actual = run(padded, inputs);
+    Case without = padded;
+    without.spec.padding = false;
+    without.num_tokens = 70;
+    auto fewer = make_inputs(without, values);
+    for (size_t i = 0; i < fewer.size(); ++i)
+      std::copy_n(inputs[i].tensor.get().as<float>(), fewer[i].tensor.get().num_elements(),
+                  fewer[i].tensor.get().as<float>());
+    const auto expected = run(without, fewer);
+    const auto first = [&](RouterOutput::Output output) {
+      const Tensor whole = actual[output];
+      return Tensor{whole.data, whole.dtype, expected[output].get().shape};
+    };
+    testing::expect_bitwise_equal(first(RouterOutput::kProbs), expected[RouterOutput::kProbs], "p");
+    testing::expect_bitwise_equal(first(RouterOutput::kExpertIdx),
+                                  expected[RouterOutput::kExpertIdx], "idx");
+    testing::expect_bitwise_equal(actual[RouterOutput::kCounts], expected[RouterOutput::kCounts],
+                                  "counts");
+    EXPECT_EQ(actual[RouterOutput::kExpertIdx].get().as<int32_t>()[70 * spec.top_k], -1);
+    const auto value = [](const OwnedTensor& tensor) { return tensor.get().as<float>()[0]; };
+    EXPECT_NEAR(value(actual[RouterOutput::kZLoss]) * 80,
+                value(expected[RouterOutput::kZLoss]) * 70, 1e-3);
+    EXPECT_NEAR(value(actual[RouterOutput::kScoreMeans]) * 80,
+                value(expected[RouterOutput::kScoreMeans]) * 70, 1e-4);
+  }
+}
+
 TEST(Router, ReplaysAChoice) {
   Random random(51, 0);
   uint64_t seed = 900;

@@ -18,6 +18,7 @@ struct Case {
   std::vector<float> bias = {};
   std::vector<int32_t> cu_seqlens = {};
   std::vector<int32_t> replayed = {};
+  std::vector<int32_t> segments = {};
 };
 
 inline std::vector<TestInput> make_inputs(const Case& c, Random& random) {
@@ -40,6 +41,8 @@ inline std::vector<TestInput> make_inputs(const Case& c, Random& random) {
     inputs.push_back(
         {tensor_of_i32({c.num_tokens, c.spec.top_k}, c.replayed), Role::kConstant, "replayed"});
   }
+  if (c.spec.padding)
+    inputs.push_back({tensor_of_i32({c.num_tokens}, c.segments), Role::kConstant, "segments"});
   return inputs;
 }
 

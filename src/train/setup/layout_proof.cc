@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 
+#include "step/build/node_types.h"
+
 namespace tessera {
 namespace {
 
@@ -67,14 +69,84 @@ void prove_reductions(const std::vector<ReplicaRanks>& replicas,
   }
 }
 
+namespace {
+
+/// Where a rank's programs run.
+struct ProvenPlace {
+  const Layout& layout;
+  int64_t rank = 0;
+  const StageGroups& groups;
+};
+
+StageProof prove_programs(const StagePrograms& programs, const ProvenPlace& at,
+                          const std::vector<ReplicaRanks>& replicas) {
+  StageProof proof = prove_stage(programs);
+  const RankAxes axes(at.groups, programs.config.kv_heads());
+  prove_groups(at.groups, at.layout, at.rank, axes, proof.faults);
+  prove_reductions(replicas, proof.weights, at.layout, at.rank, at.groups, proof.faults);
+  return proof;
+}
+
+/// Whether an operator exchanges with ranks that may be at another micro-batch.
+bool exchanges_in_common(const Operator& op) {
+  const Communicator* const group = group_of(op);
+  return group != nullptr && group->size() > 1 && group->name() != "ring" &&
+         group->name() != "micro_batch";
+}
+
+void compare_exchanges(const std::vector<std::string>& own, const std::vector<std::string>& others,
+                       ShardingFaults& faults) {
+  const auto [mine, theirs] = std::ranges::mismatch(own, others);
+  const auto name = [](auto at, const auto& all) {
+    return at == all.end() ? std::string("nothing") : fmt::format("\"{}\"", *at);
+  };
+  if (mine == own.end() && theirs == others.end()) return;
+  faults.push_back(fmt::format("exchanges {}, where degree 1 exchanges {}", name(mine, own),
+                               name(theirs, others)));
+}
+
+void append(StageProof& to, StageProof&& more, const std::string& prefix) {
+  for (ProvenProgram& program : more.programs) {
+    program.title = prefix + program.title;
+    to.programs.push_back(std::move(program));
+  }
+  for (const std::string& fault : more.faults) to.faults.push_back(prefix + fault);
+}
+
+}  // namespace
+
+std::vector<std::string> list_common_exchanges(const StageProof& proof) {
+  std::vector<std::string> exchanges;
+  for (const ProvenProgram& proven : proof.programs) {
+    for (const Node& node : proven.program.nodes()) {
+      if (!exchanges_in_common(*node.op)) continue;
+      std::string line =
+          fmt::format("{}: {} {}", proven.title, node.op->name(), node.op->attributes());
+      for (const ValueId id : node.inputs) {
+        const ValueType& type = proven.program.type(id);
+        line += fmt::format(" {} {}", dtype_name(type.dtype), type.shape.to_string());
+      }
+      exchanges.push_back(std::move(line));
+    }
+  }
+  return exchanges;
+}
+
 StageProof prove_rank(const Settings& settings, const RunLayout& run,
                       const StagePrograms& programs) {
+  const std::vector<ReplicaRanks> replicas = list_replica_ranks(settings, run.layout, run.rank());
   const StageGroups& groups = run.part.groups;
-  const RankAxes axes(groups, settings.model.kv_heads());
-  StageProof proof = prove_stage(programs);
-  prove_groups(groups, run.layout, run.rank(), axes, proof.faults);
-  prove_reductions(list_replica_ranks(settings, run.layout, run.rank()), proof.weights, run.layout,
-                   run.rank(), groups, proof.faults);
+  StageProof proof = prove_programs(programs, {run.layout, run.rank(), groups}, replicas);
+  std::vector<std::string> common;
+  for (size_t i = 0; i < programs.of_degrees.size(); ++i) {
+    const int64_t degree = int64_t{1} << i;
+    const Layout layout = layout_of_degree(run.layout, settings.parallel, degree);
+    StageProof of_degree = prove_programs(*programs.of_degrees[i],
+                                          {layout, run.rank(), groups.with_degree(i)}, replicas);
+    if (i == 0) common = list_common_exchanges(of_degree);
+    compare_exchanges(list_common_exchanges(of_degree), common, of_degree.faults);
+    append(proof, std::move(of_degree), fmt::format("degree {}: ", degree));
+  }
   return proof;
 }
 

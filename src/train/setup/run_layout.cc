@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "train/setup/context_batches.h"
 #include "train/setup/replica_groups.h"
 #include "train/setup/size_check.h"
 #include "train/setup/step_schedule.h"
@@ -38,6 +39,12 @@ int64_t count_micro_batches(const Settings& settings, const Layout& layout) {
   return train.global_batch / wave;
 }
 
+int64_t count_loss_parts(const Settings& settings, int64_t num_micro_batches,
+                         const RunLayout& run) {
+  if (!settings.parallel.dynamic_cp) return num_micro_batches * run.data_ranks();
+  return settings.train.num_micro_batches() * run.layout.degree(Axis::kCp);
+}
+
 void schedule_micro_batches(RunLayout& run, const Settings& settings) {
   const PipelineLayout pipeline =
       make_pipeline_layout(settings.parallel, settings.model.layer_counts());
@@ -54,6 +61,7 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
   const ParallelSpec& parallel = settings.parallel;
   const Layout layout(parallel.layout, world.size());
   check_sharding(settings, layout);
+  check_contexts(settings, layout);
   const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.layer_counts());
   const int64_t stage = layout.coordinate(world.rank(), Axis::kPp);
   RunLayout run{.layout = layout,

@@ -34,6 +34,11 @@ struct RunLayout {
 /// all ranks, for what does not fit.
 RunLayout make_run_layout(const Settings& settings, World& world);
 
+/// Parts by which the losses that are means over a micro-batch count in a step of
+/// `num_micro_batches` a rank: the micro-batches, or with dynamic context parallelism a rank's
+/// tokens of a micro-batch.
+int64_t count_loss_parts(const Settings& settings, int64_t num_micro_batches, const RunLayout& run);
+
 /// Micro-batches of a step for each data-parallel rank. Throws UserError where the global batch
 /// cannot be cut so.
 int64_t count_micro_batches(const Settings& settings, const Layout& layout);

@@ -5,6 +5,7 @@
 #include "model/config/limits.h"
 #include "parallel/layout.h"
 #include "train/setup/blend_settings.h"
+#include "train/setup/context_batches.h"
 #include "train/setup/step_schedule.h"
 
 namespace tessera {
@@ -436,6 +437,7 @@ void validate(const Settings& settings) {
   validate_indexer(settings);
   validate_schedule(settings);
   validate_gradients(settings);
+  validate_contexts(settings);
   require(settings.schedule.warmup_steps <= train.steps,
           "optim.warmup_steps {} exceeds train.steps {}", settings.schedule.warmup_steps,
           train.steps);

@@ -6,6 +6,7 @@
 
 #include "comm/planned_world.h"
 #include "ops/registry/cpu_kernels.h"
+#include "train/setup/context_batches.h"
 #include "train/setup/replica_groups.h"
 #include "train/setup/training_data.h"
 #include "train/testing/draw.h"
@@ -358,7 +359,55 @@ bool may_lack_gradients(const Settings& settings) {
   return constant || settings.data.sequence_length <= settings.model.mtp_layers + 1;
 }
 
+/// Documents of several lengths for ranks that share them as they need.
+void make_contexts_dynamic(Draw& draw, RandomLayout& result) {
+  Settings& settings = result.settings;
+  ParallelSpec& parallel = settings.parallel;
+  result.num_ranks /= parallel.layout.pp;
+  parallel.layout.pp = 1;
+  parallel.layout.dense_order = "tp-cp-dp-pp";
+  parallel.layout.expert_order = "etp-ep-edp-pp";
+  parallel.schedule = PipelineKind::kOneFOneB;
+  parallel.chunks_per_stage = 1;
+  parallel.pipeline_layout.clear();
+  parallel.split_weights = false;
+  parallel.attention = AttentionParallel::kTensor;
+  parallel.context = ContextExchange::kRing;
+  parallel.context_inner = 1;
+  parallel.dynamic_cp = true;
+  settings.data.split_documents = true;
+  settings.data.sequence_length = 2 * parallel.layout.cp * parallel.layout.tp * (4 + draw.upto(8));
+  settings.train.offload.clear();
+  settings.qk_clip = 0;
+  MoeConfig& moe = settings.model.moe;
+  moe.balance_scope = BalanceTokens::kSequence;
+  moe.capacity_factor = 0;
+  moe.routing = Routing::kTopK;
+  moe.top_p = 1;
+  moe.router_jitter = 0;
+  moe.jitter_experts = false;
+}
+
+bool allows_contexts(const RandomLayout& layout) {
+  try {
+    validate_contexts(layout.settings);
+    return true;
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
 }  // namespace
+
+RandomLayout draw_context_layout(uint64_t seed, int64_t max_ranks) {
+  for (uint64_t attempt = 0;; ++attempt) {
+    Draw draw(mix(seed, attempt));
+    RandomLayout result = draw_layout(mix(seed, attempt), max_ranks);
+    make_contexts_dynamic(draw, result);
+    if (allows_contexts(result) && is_valid(result)) return result;
+    ensure(attempt < 200, "seed {} draws no valid layout", seed);
+  }
+}
 
 RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
   for (uint64_t attempt = 0;; ++attempt) {

@@ -18,6 +18,9 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks);
 /// Sets train.schedule = "merged", and changes what does not go together with it.
 void merge_passes(Settings& settings);
 
+/// As draw_layout, with dynamic context parallelism and what goes together with it.
+RandomLayout draw_context_layout(uint64_t seed, int64_t max_ranks);
+
 /// Makes it a run of so many steps on the host, in that folder, on random tokens that are there
 /// then.
 void prepare_run(RandomLayout& layout, int64_t steps, const std::string& folder);

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <optional>
+
 #include "core/process/helper_thread.h"
+#include "train/setup/context_batches.h"
 #include "train/setup/run_layout.h"
 #include "train/setup/training_data.h"
 #include "train/trainer/step_feed.h"
@@ -11,9 +14,10 @@ namespace tessera {
 struct StepBatches {
   int64_t step = -1;
   std::vector<Batch> batches;
-  std::vector<MicroBatch> views;  ///< of the batches
-  int64_t num_valid = 0;          ///< labels that count
-  int64_t num_mtp_labels = 0;     ///< likewise, of multi-token prediction
+  std::vector<ContextShare> shares;  ///< of the batches, with dynamic context parallelism
+  std::vector<MicroBatch> views;     ///< of the batches
+  int64_t num_valid = 0;             ///< labels that count
+  int64_t num_mtp_labels = 0;        ///< likewise, of multi-token prediction
   int64_t num_tokens = 0;
 };
 
@@ -22,11 +26,12 @@ class BatchFeed final : public StepFeed {
  public:
   /// `max_sequences`: the stretches that the model was built for.
   BatchFeed(const Settings& settings, const TrainingData& data, const RunLayout& layout,
-            int64_t max_sequences)
-      : settings_(settings), data_(data), layout_(layout), max_sequences_(max_sequences) {}
+            int64_t max_sequences);
 
   /// Those of the step: `given`, or where these are none the data's.
   const StepBatches& begin(int64_t step, std::vector<Batch> given);
+  /// How many the data has for that step, where these depend on the step.
+  int64_t count_batches(int64_t step);
   /// The step that began last.
   const StepBatches& current() const { return current_; }
 
@@ -36,12 +41,15 @@ class BatchFeed final : public StepFeed {
 
  private:
   void read(int64_t step, StepBatches& to) const;
+  void read_contexts(int64_t step, StepBatches& to) const;
+  void count_labels(StepBatches& batches) const;
   void view(StepBatches& batches) const;
 
   const Settings& settings_;
   const TrainingData& data_;
   const RunLayout& layout_;
   int64_t max_sequences_;
+  std::optional<ContextBatches> contexts_;
   StepBatches current_;
   StepBatches next_;  // the thread's while it reads
   bool began_with_read_ = false;

@@ -16,7 +16,10 @@ namespace {
 /// Of a rank's batches of a step: token ids, labels and positions.
 int64_t batch_bytes(const Settings& settings, const RunLayout& layout) {
   constexpr int64_t kBytesOfToken = 12;
-  return layout.num_micro_batches * batch_shape(settings).num_tokens * kBytesOfToken;
+  int64_t tokens = batch_shape(settings).num_tokens;
+  // At most all ranks of cp and dp share a micro-batch.
+  if (settings.parallel.dynamic_cp) tokens *= layout.layout.degree(Axis::kDp);
+  return layout.num_micro_batches * tokens * kBytesOfToken;
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ namespace {
 BatchShape batch_shape(const Settings& settings, const TrainingData& data) {
   BatchShape shape = batch_shape(settings);
   shape.max_sequences = data.max_sequences();
+  if (settings.parallel.dynamic_cp) shape.max_sequences += kFillingSequences;
   return shape;
 }
 
@@ -208,10 +209,12 @@ void Trainer::give_batches(std::vector<Batch> batches) {
 /// ranks' together.
 LossScales Trainer::fetch(StepOutcome& outcome) {
   const StepBatches& step = feed_->begin(position_.step, std::exchange(given_, {}));
-  num_batches_ = std::ssize(step.batches);
+  // The model FLOPs of documents are those of the rows that they came in.
+  if (!settings_.parallel.dynamic_cp) num_batches_ = std::ssize(step.batches);
   std::array<int64_t, 2> counts = {step.num_valid, step.num_mtp_labels};
   const Tensor sum = view(std::span<int64_t>(counts), {std::ssize(counts)});
-  layout_.part.groups.dp->all_reduce(sum, sum).wait();
+  const StageGroups& groups = layout_.part.groups;
+  (groups.contexts ? groups.contexts : groups.dp)->all_reduce(sum, sum).wait();
   outcome.num_tokens = step.num_tokens * layout_.data_ranks();
   outcome.mtp_labels = counts[1];
   return loss_scales(settings_, num_batches_of_all(), counts[0]);
@@ -350,9 +353,10 @@ void Trainer::finish_step(const StepOutcome& outcome) {
 
 StepOutcome Trainer::step(const StepObservers& observers, const UpdateObserver& update_observer) {
   return with_prediction(prediction_, [&] {
-    const auto num_given = std::ssize(given_);
-    const bool is_whole = num_given == 0 || num_given == layout_.num_micro_batches;
-    RecordedSteps& steps = is_whole ? *steps_ : *plan_fewer(num_given).steps;
+    const int64_t count =
+        given_.empty() ? feed_->count_batches(position_.step) : std::ssize(given_);
+    const bool is_planned = count == layout_.num_micro_batches;
+    RecordedSteps& steps = is_planned ? *steps_ : *plan_count(count).steps;
     Step step(*this, update_observer);
     steps.run(step, observers);
     return step.outcome();
@@ -368,17 +372,18 @@ int64_t Trainer::fewest_batches() const {
 }
 
 /// Their steps are not recorded whole: the memory for recordings is foreseen for one plan.
-Trainer::FewerBatches& Trainer::plan_fewer(int64_t num_micro_batches) {
-  auto& fewer = fewer_[num_micro_batches];
-  if (fewer) return *fewer;
+Trainer::OtherCount& Trainer::plan_count(int64_t num_micro_batches) {
+  auto& other = other_counts_[num_micro_batches];
+  if (other) return *other;
   Settings settings = settings_;
-  settings.train.global_batch = num_micro_batches * settings.train.micro_batch;
+  settings.train.global_batch =
+      num_micro_batches * settings.train.micro_batch * layout_.layout.degree(Axis::kDp);
   RunLayout layout = layout_;
   schedule_micro_batches(layout, settings);
-  fewer = std::make_unique<FewerBatches>();
-  fewer->plan = build_step(request_step(settings, layout, *model_, state_->parameters()));
-  fewer->steps = std::make_unique<RecordedSteps>(*runner_, fewer->plan, /*records=*/false);
-  return *fewer;
+  other = std::make_unique<OtherCount>();
+  other->plan = build_step(request_step(settings, layout, *model_, state_->parameters()));
+  other->steps = std::make_unique<RecordedSteps>(*runner_, other->plan, /*records=*/false);
+  return *other;
 }
 
 double Trainer::validate() {

@@ -131,8 +131,8 @@ class Trainer {
           const DeviceChooser& choose);
 
   class Step;
-  /// Steps of fewer micro-batches than the settings have.
-  struct FewerBatches {
+  /// Steps of another number of micro-batches than the settings have.
+  struct OtherCount {
     StepPlan plan;
     std::unique_ptr<RecordedSteps> steps;
   };
@@ -146,9 +146,9 @@ class Trainer {
   void plan_snapshot();
   void make_snapshot();
   LossScales fetch(StepOutcome& outcome);
-  FewerBatches& plan_fewer(int64_t num_micro_batches);
-  /// The step's micro-batches, all ranks' together.
-  int64_t num_batches_of_all() const { return num_batches_ * layout_.data_ranks(); }
+  OtherCount& plan_count(int64_t num_micro_batches);
+  /// The parts by which the step's losses beside the main one count.
+  int64_t num_batches_of_all() const { return count_loss_parts(settings_, num_batches_, layout_); }
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
   void clip_heads(std::vector<float> max_logits, StepOutcome& outcome);
@@ -173,7 +173,7 @@ class Trainer {
   StepPlan evaluation_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<RecordedSteps> steps_;  // of `plan_`
-  std::map<int64_t, std::unique_ptr<FewerBatches>> fewer_;
+  std::map<int64_t, std::unique_ptr<OtherCount>> other_counts_;
   RunPosition position_;
   std::vector<std::string> initial_notes_;
   std::unique_ptr<BatchFeed> feed_;  // behind the steps, of which its thread uses `steps_`

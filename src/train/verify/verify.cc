@@ -64,6 +64,8 @@ Reference make_reference(Settings settings) {
   settings.parallel = {};
   settings.train.schedule = kAsBuilt;
   Reference reference{.settings = std::move(settings)};
+  // Tokens that only fill micro-batches count as little there.
+  reference.settings.parallel.dynamic_cp = parallel.dynamic_cp;
   const LayoutSpec& layout = parallel.layout;
   if (!drops_by_rank(reference.settings.model) || layout.tp * layout.cp == 1) return reference;
   reference.num_ranks = layout.tp * layout.cp;
