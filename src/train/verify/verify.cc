@@ -102,6 +102,10 @@ std::vector<std::string> list_notes(const VerifyRequest& request, const Referenc
         keeps ? "--optim.gradients=f32" : "--optim.gradient_compression=none", request.steps,
         request.tolerance));
   }
+  if (request.settings.parallel.dynamic_cp)
+    notes.push_back(
+        "one rank packs the documents of a step, too: in neither run do tokens that only fill "
+        "micro-batches count");
   if (reference.num_ranks > 1)
     notes.push_back(fmt::format(
         "each rank drops by capacity among its own tokens, which one rank cannot repeat: the "
