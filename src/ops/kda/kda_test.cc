@@ -197,7 +197,9 @@ std::vector<double> unit_gradient(const std::vector<double>& x, const std::vecto
 /// Gradients of q, k, v, g and beta by the recurrence, of inputs with the gradient of o behind.
 std::vector<std::vector<double>> recur_backward(const KdaCase& c,
                                                 const std::vector<TestInput>& inputs) {
-  const auto& [heads, dk, dv] = c.spec;
+  const int64_t heads = c.spec.num_heads;
+  const int64_t dk = c.spec.key_size;
+  const int64_t dv = c.spec.value_size;
   const double scale = 1 / std::sqrt(static_cast<double>(dk));
   std::vector<std::vector<double>> in;
   for (const TestInput& input : inputs) in.push_back(testing::to_doubles(input.tensor));
