@@ -71,7 +71,9 @@ class Packer {
   struct Score {
     double later = 0;
     double work = 0;
-    auto operator<=>(const Score&) const = default;
+    bool is_at_most(const Score& other) const {
+      return later != other.later ? later < other.later : work <= other.work;
+    }
   };
 
   int64_t choose_degree(int64_t length) const;
@@ -163,7 +165,7 @@ std::optional<Bin> Packer::find_block(const Bin& bin) const {
     for (at.first_rank = 0; at.first_rank < spec_.num_ranks; at.first_rank += at.degree) {
       if (!is_block_free(at)) continue;
       const Score here = score(at, own);
-      if (best && best_score <= here) continue;
+      if (best && best_score.is_at_most(here)) continue;
       best = at;
       best_score = here;
     }
@@ -202,7 +204,7 @@ Bin* Packer::find_bin(int64_t length) {
     if (!bin.takes(length, spec_.max_documents)) continue;
     const Score here = request_.tight ? Score{0, static_cast<double>(bin.room)}
                                       : score(bin, attention_of(length, bin.degree, spec_.costs));
-    if (best != nullptr && best_score <= here) continue;
+    if (best != nullptr && best_score.is_at_most(here)) continue;
     best = &bin;
     best_score = here;
   }

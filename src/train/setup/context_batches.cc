@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 
 #include "core/error.h"
 #include "train/setup/step_schedule.h"
@@ -125,7 +124,7 @@ void check_contexts(const Settings& settings, const Layout& layout) {
   const int64_t ranks = cp * layout.degree(Axis::kDp);
   const int64_t degree = largest_context(ranks);
   const int64_t tokens = settings.train.micro_batch * settings.data.sequence_length;
-  const int64_t unit = std::lcm<int64_t>(tp, degree > 1 ? 2 : 1);
+  const int64_t unit = degree > 1 && tp % 2 != 0 ? 2 * tp : tp;
   require(tokens % (cp * unit) == 0,
           "parallel.dynamic_cp: train.micro_batch {} x data.sequence_length {} over parallel.cp {} "
           "are not a multiple of {} tokens for each rank; take a data.sequence_length that is a "
