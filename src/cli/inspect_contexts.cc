@@ -12,8 +12,6 @@ namespace {
 
 constexpr int64_t kSteps = 8;
 
-using Json = nlohmann::ordered_json;
-
 /// "1 x 12, 4 x 1": ranks that share a micro-batch, and how many such there are.
 std::string list_groups(const ContextWay& way) {
   std::vector<std::string> parts;
@@ -26,8 +24,8 @@ std::string seconds_of(const ContextWay& way) {
   return fmt::format("{:.3g} s", way.seconds);
 }
 
-Json to_json(const ContextWay& way) {
-  Json groups = Json::object();
+nlohmann::ordered_json to_json(const ContextWay& way) {
+  nlohmann::ordered_json groups = nlohmann::ordered_json::object();
   for (const auto& [degree, count] : way.groups) groups[std::to_string(degree)] = count;
   return {{"micro_batches", way.micro_batches},
           {"seconds", way.seconds},
@@ -35,7 +33,7 @@ Json to_json(const ContextWay& way) {
           {"groups", groups}};
 }
 
-Json to_json(const ContextComparison& step) {
+nlohmann::ordered_json to_json(const ContextComparison& step) {
   return {{"documents", step.documents},      {"tokens", step.tokens},
           {"longest", step.longest},          {"fixed", to_json(step.fixed)},
           {"dynamic", to_json(step.dynamic)}, {"ratio", step.ratio()}};
@@ -60,7 +58,7 @@ void show_contexts(Settings settings, const InspectArguments& arguments) {
   const Hardware hardware = load_hardware(arguments.hardware);
   const TrainingData data = open_training_data(settings);
   const ContextCosts costs = simulate_costs(settings, ranks, hardware);
-  Json list = Json::array();
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
   if (!arguments.json) {
     std::cout << fmt::format(
         "passes of {} ranks of {}, by the programs for CPUs; busy: a rank's own work\n"
