@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """The chunked scans of linear attention of two libraries of Triton kernels, in the shapes of our benches.
 
-  bench/rivals/scans.py [--delta build/bench/delta_cuda_bench] [--ssd build/bench/ssd_cuda_bench] [--kda build/bench/kda_cuda_bench]
-      [--only NAME]
+  bench/rivals/scans.py [--delta build/bench/delta_cuda_bench] [--ssd build/bench/ssd_cuda_bench] [--only NAME]
 
 The gated delta rule and Kimi Delta Attention of flash-linear-attention, and Mamba-2's scan of mamba-ssm, of which `mamba_ssm/ops` and
 `mamba_ssm/utils` in a folder of PYTHONPATH are enough. One line an operator: median microseconds of theirs, and where our program is given,
@@ -75,7 +74,7 @@ def mamba(heads, groups):
 # Name, the bench that has its like and the line there, and what runs it.
 CASES = [
     ("gated_delta", "delta", "gated_delta", 0, gated_delta),
-    ("kda", "kda", "kda", 0, kimi_delta),
+    ("kda", "delta", "kda", 0, kimi_delta),
     ("ssd_scan, granite-4.0-h-small", "ssd", "ssd_scan", 0, lambda: mamba(128, 1)),
     ("ssd_scan, nemotron-3-nano", "ssd", "ssd_scan", 1, lambda: mamba(64, 8)),
 ]
@@ -90,7 +89,7 @@ def ours(program, name, number):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for bench in ("delta", "ssd", "kda"):
+    for bench in ("delta", "ssd"):
         parser.add_argument("--" + bench, metavar="PROGRAM")
     parser.add_argument("--only", default="", help="part of an operator's name")
     options = vars(parser.parse_args())

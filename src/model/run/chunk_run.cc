@@ -9,7 +9,7 @@ namespace {
 
 /// Of a micro-batch of dynamic context parallelism: its balance losses count by its ranks, of z
 /// losses a rank's own tokens as in a micro-batch of the `fixed` degree. On the host alone.
-void weigh_losses(const BoundChunk& bound, const PassStatistics& statistics, double degree,
+void weigh_losses(const BoundChunk& bound, const PassStatistics& statistics, int64_t degree,
                   int64_t fixed) {
   for (const BoundLayer& layer : bound.layers) {
     if (layer.experts == nullptr) continue;
@@ -73,9 +73,7 @@ BatchInputs::Given ChunkRun::as_given(const MicroBatch& batch, const LossScales&
 
 void ChunkRun::stage(const MicroBatch& batch, const LossScales& scales) {
   scales_ = scales;
-  const int64_t degree = batch.context == nullptr ? 1 : batch.context->degree;
-  log_degree_ = batch.context == nullptr ? -1 : std::countr_zero(static_cast<uint64_t>(degree));
-  weight_ = static_cast<double>(degree);
+  degree_ = batch.context == nullptr ? 0 : batch.context->degree;
   memory_.inputs.stage(as_given(batch, scales));
 }
 
@@ -118,6 +116,11 @@ void ChunkRun::renew_copies(const ProgramRef& program, const NodeObserver& obser
   if (!weight_copies_.take_turn(chunk_.first_layer + program.idx)) return;
   const BoundProgram& copies = bound_.layers[program.idx].copies;
   copies.program->run(copies.bindings, observer);
+}
+
+BoundChunk& ChunkRun::bound() {
+  if (degree_ == 0) return bound_;
+  return bound_of_degrees_.at(std::countr_zero(static_cast<uint64_t>(degree_)));
 }
 
 void ChunkRun::begin_run(const ProgramRef& program, BoundProgram& bound,
@@ -236,8 +239,8 @@ ChunkRun::Messages ChunkRun::backward_messages() const {
 
 void ChunkRun::finish() {
   const StageGroups& groups = programs_.part.groups;
-  if (log_degree_ >= 0)
-    weigh_losses(bound_, memory_.statistics, weight_, groups.token_ranks() / groups.tp->size());
+  if (degree_ > 0)
+    weigh_losses(bound_, memory_.statistics, degree_, groups.token_ranks() / groups.tp->size());
   memory_.statistics.publish();
   roundings_.publish();
   model_balances_.push_back(model_balance_);

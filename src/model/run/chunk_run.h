@@ -113,7 +113,7 @@ class ChunkRun {
  private:
   Device& device() const { return programs_.backend.device(); }
   /// Of the micro-batch in hand.
-  BoundChunk& bound() { return log_degree_ < 0 ? bound_ : bound_of_degrees_.at(log_degree_); }
+  BoundChunk& bound();
   BatchInputs::Given as_given(const MicroBatch& batch, const LossScales& scales) const;
   void bring_expert_biases();
   void find_unset(BoundProgram& bound);
@@ -134,8 +134,7 @@ class ChunkRun {
   ChunkMemory memory_;
   BoundChunk bound_;
   std::vector<BoundChunk> bound_of_degrees_;       // of StagePrograms::of_degrees
-  int log_degree_ = -1;                            // of the micro-batch in hand; -1: fixed
-  double weight_ = 1;                              // of its balance and z losses in the step's
+  int64_t degree_ = 0;                             // of the micro-batch in hand; 0: fixed
   std::optional<PartialRun> under_way_;            // where programs run in parts
   std::vector<Executable::OffloadedRows> stored_;  // by layer
   LossScales scales_;

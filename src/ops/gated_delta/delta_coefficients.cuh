@@ -43,11 +43,6 @@ struct DeltaCoefficients : DeltaFactors {
   __device__ __forceinline__ float between(int i, int j) const {
     return joins(i, j) ? expf(sums[i] - sums[j]) : 0;
   }
-  /// The same within the error of BF16.
-  __device__ __forceinline__ float between_fast(int i, int j) const {
-    const float value = __expf(sums[i] - sums[j]);
-    return joins(i, j) ? value : 0;
-  }
   static __device__ __forceinline__ float query_scale(int key_size) {
     return 1.0F / sqrtf(static_cast<float>(key_size));
   }

@@ -12,6 +12,7 @@ namespace tessera::cuda {
 
 constexpr int kFastPadding = 8;  // of rows in shared memory
 constexpr int kSquareStride = kDeltaRows + kFastPadding;
+
 /// A thread's vectors of kRows by kColumns, of which rows in shared memory are padded: all in one
 /// column, kStep rows apart.
 template <int kRows, int kColumns, int kThreads>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/batch_rows.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_delta/small_product.h"
 
@@ -26,6 +27,30 @@ void for_each_task(int64_t tasks, int64_t workers, Run run) {
   for (int64_t worker = 0; worker < workers; ++worker) {
     for (int64_t task = worker; task < tasks; task += workers) run(task, worker);
   }
+}
+
+/// Texts that go on in slots (GatedDeltaBatch and its like), whose states are of `size` numbers a
+/// head: calls run(rows, head, state, worker) for every head of each, with a state of zeros where a
+/// text begins, and gives zeros to the rows behind the last text.
+template <typename Op, typename T, typename Run>
+void run_texts(const Op& op, const Args<Op>& args, int64_t heads, int64_t size, T* o, Run run) {
+  const Tensor& v = args.in(Op::kV);
+  const std::vector<BatchRows> batch =
+      read_batch_rows(op,
+                      {.cu_seqlens = args.in(Op::kCuSeqlens).template span<int32_t>(),
+                       .lengths = args.in(Op::kLengths).template span<int32_t>(),
+                       .slots = args.in(Op::kSlots).template span<int32_t>()},
+                      v.shape[0], op.num_slots());
+  auto* const states = args.out(Op::kStates).template as<float>();
+  for_each_task(std::ssize(batch) * heads, num_workers(1, heads),
+                [&](int64_t task, int64_t worker) {
+                  const BatchRows& rows = batch[task / heads];
+                  const int64_t head = task % heads;
+                  float* const state = states + (rows.slot * heads + head) * size;
+                  if (rows.is_first) std::fill_n(state, size, 0.0F);
+                  run(rows, head, state, worker);
+                });
+  std::fill(o + end_of_rows(batch) * v.shape[1], o + v.num_elements(), T(0.0F));
 }
 
 /// Rows of a head as unit vectors times `scale`, and what they were divided by.

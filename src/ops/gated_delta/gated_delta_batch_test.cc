@@ -37,23 +37,7 @@ TEST(GatedDeltaBatch, IsTheRuleHoweverSequencesAreCutBitByBit) {
 TEST(GatedDeltaBatch, RefusesWhatDoesNotFit) {
   const GatedDeltaSpec spec{1, 1, 4, 3};
   const DeltaBatchCase c(spec, {5, 3}, DType::kF32, backend());
-  const auto run = [&](const std::vector<int32_t>& bounds, const std::vector<int32_t>& lengths,
-                       const std::vector<int32_t>& slots) {
-    const OwnedTensor given[] = {testing::tensor_of_i32({std::ssize(bounds)}, bounds),
-                                 testing::tensor_of_i32({std::ssize(lengths)}, lengths),
-                                 testing::tensor_of_i32({std::ssize(slots)}, slots)};
-    std::vector<Tensor> in = c.batch.rows;
-    in.insert(in.end(), std::begin(given), std::end(given));
-    const OwnedTensor o(DType::kF32, {8, 3}, "o");
-    const OwnedTensor states(DType::kF32, c.batch.state.shape, "states");
-    testing::run_kernel(GatedDeltaBatch(spec, 3), backend(), in, std::vector<Tensor>{o, states});
-  };
-  EXPECT_NO_THROW(run({0, 5, 8}, {5, 3}, {0, 2}));
-  EXPECT_THROW(run({0, 5, 9}, {5, 4}, {0, 2}), UserError) << "more rows than there are";
-  EXPECT_THROW(run({0, 5, 4}, {5, 4}, {0, 2}), UserError) << "falling bounds";
-  EXPECT_THROW(run({0, 5, 8}, {4, 3}, {0, 2}), UserError) << "shorter than its new tokens";
-  EXPECT_THROW(run({0, 5, 8}, {5, 3}, {0, 3}), UserError) << "no such slot";
-  EXPECT_THROW(run({0, 5, 8}, {5, 3}, {-1, 0}), UserError);
+  testing::expect_refusals(GatedDeltaBatch(spec, 3), backend(), c.batch);
 }
 
 }  // namespace

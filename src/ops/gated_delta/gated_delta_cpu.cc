@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/slice.h"
-#include "ops/batch_rows.h"
 #include "ops/cpu_dispatch.h"
 #include "ops/gated_delta/delta_chunk.h"
 #include "ops/gated_delta/delta_chunk_grads.h"
@@ -168,42 +167,21 @@ void gated_delta_cached(const GatedDeltaCached& op, const Args<GatedDeltaCached>
   });
 }
 
-/// A head's tokens of one sequence, each by itself.
-template <typename T>
-void run_tokens(const DeltaOperands<T>& x, DeltaScratch& scratch, const BatchRows& rows,
-                int64_t head, float* state, T* o) {
-  if (rows.is_first) std::fill_n(state, x.spec.key_size * x.spec.value_size, 0.0F);
-  for (int64_t t = rows.begin; t < rows.end; ++t)
-    run_head(x, scratch, IndexRange{t, 1}, head, state, o);
-}
-
+/// Each token by itself.
 void gated_delta_batch(const GatedDeltaBatch& op, const Args<GatedDeltaBatch>& args) {
-  using Op = GatedDeltaBatch;
   const GatedDeltaSpec& spec = op.spec();
-  const Tensor& v = args.in(Op::kV);
-  const std::vector<BatchRows> batch =
-      read_batch_rows(op,
-                      {.cu_seqlens = args.in(Op::kCuSeqlens).span<int32_t>(),
-                       .lengths = args.in(Op::kLengths).span<int32_t>(),
-                       .slots = args.in(Op::kSlots).span<int32_t>()},
-                      v.shape[0], op.num_slots());
-  const int64_t size = spec.key_size * spec.value_size;
-  const int64_t heads = spec.num_value_heads;
   const int64_t bytes = place_forward(spec, {}).num_bytes;
-  with_storage(v.dtype, [&](auto storage) {
+  with_storage(args.in(GatedDeltaBatch::kV).dtype, [&](auto storage) {
     using T = decltype(storage);
     const auto operands = DeltaOperands<T>::of(op, args);
-    T* o = args.out(Op::kO).as<T>();
-    for_each_task(
-        std::ssize(batch) * heads, num_workers(1, heads), [&](int64_t task, int64_t worker) {
-          const BatchRows& rows = batch[task / heads];
-          const int64_t head = task % heads;
-          DeltaScratch scratch = place_forward(spec, args.workspace.subspan(worker * bytes, bytes));
-          float* states = args.out(Op::kStates).as<float>();
-          run_tokens(operands, scratch, rows, head, states + (rows.slot * heads + head) * size, o);
-        });
-    const int64_t end = end_of_rows(batch);
-    std::fill(o + end * v.shape[1], o + v.num_elements(), T(0.0F));
+    T* o = args.out(GatedDeltaBatch::kO).template as<T>();
+    run_texts(op, args, spec.num_value_heads, spec.key_size * spec.value_size, o,
+              [&](const BatchRows& rows, int64_t head, float* state, int64_t worker) {
+                DeltaScratch scratch =
+                    place_forward(spec, args.workspace.subspan(worker * bytes, bytes));
+                for (int64_t t = rows.begin; t < rows.end; ++t)
+                  run_head(operands, scratch, IndexRange{t, 1}, head, state, o);
+              });
   });
 }
 

@@ -127,4 +127,30 @@ inline std::vector<double> run_in_passes(const Operator& op, const Backend& back
   return all;
 }
 
+/// What all operators of ops/batch_rows.h refuse of bounds, lengths and slots. Of two sequences
+/// with 5 and 3 tokens and an operator of three slots.
+inline void expect_refusals(const Operator& op, const Backend& backend, const BatchCase& c) {
+  const auto run = [&](const std::vector<int32_t>& bounds, const std::vector<int32_t>& lengths,
+                       const std::vector<int32_t>& slots) {
+    const OwnedTensor given[] = {tensor_of_i32({std::ssize(bounds)}, bounds),
+                                 tensor_of_i32({std::ssize(lengths)}, lengths),
+                                 tensor_of_i32({std::ssize(slots)}, slots)};
+    std::vector<Tensor> in = c.rows;
+    in.insert(in.end(), c.fixed.begin(), c.fixed.end());
+    in.insert(in.end(), std::begin(given), std::end(given));
+    std::vector<ValueType> types;
+    for (const Tensor& input : in) types.push_back({input.dtype, input.shape});
+    const ValueType type = op.infer(types).front();
+    const OwnedTensor out(type.dtype, type.shape, "out");
+    const OwnedTensor states(c.state.dtype, c.state.shape, "states");
+    run_kernel(op, backend, in, std::vector<Tensor>{out, states});
+  };
+  EXPECT_NO_THROW(run({0, 5, 8}, {5, 3}, {0, 2}));
+  EXPECT_THROW(run({0, 5, 9}, {5, 4}, {0, 2}), UserError) << "more rows than there are";
+  EXPECT_THROW(run({0, 5, 4}, {5, 4}, {0, 2}), UserError) << "falling bounds";
+  EXPECT_THROW(run({0, 5, 8}, {4, 3}, {0, 2}), UserError) << "shorter than its new tokens";
+  EXPECT_THROW(run({0, 5, 8}, {5, 3}, {0, 3}), UserError) << "no such slot";
+  EXPECT_THROW(run({0, 5, 8}, {5, 3}, {-1, 0}), UserError);
+}
+
 }  // namespace tessera::testing
