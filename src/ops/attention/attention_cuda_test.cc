@@ -92,7 +92,7 @@ class AttentionCudaTest : public testing::GpuTest {
 };
 
 TEST_F(AttentionCudaTest, HeadSizes) {
-  for (const int64_t size : {1, 8, 24, 33, 64, 80, 128, 136, 192, 256})
+  for (const int64_t size : {1, 8, 24, 33, 64, 80, 128, 136, 192, 200, 256, 264})
     check({heads(2, 1, size, size == 192 ? 128 : 0), {37, 150}});
 }
 
@@ -102,10 +102,12 @@ TEST_F(AttentionCudaTest, ValuesOfAnotherSize) {
   check({heads(2, 2, 128, 64), {90, 3}});
   check({heads(2, 1, 5, 129), {50}});
   check({heads(2, 1, 64, 128), {140}});
+  check({heads(4, 2, 256, 136), {100, 1, 70}});
+  check({heads(2, 1, 72, 256), {130}});
 }
 
 TEST_F(AttentionCudaTest, GroupedHeads) {
-  for (const int64_t size : {64, 128}) {
+  for (const int64_t size : {64, 128, 256}) {
     check({heads(4, 4, size), {5, 131, 64}});
     check({heads(8, 2, size), {200, 7}});
     check({heads(6, 2, size), {140}});
@@ -123,6 +125,7 @@ TEST_F(AttentionCudaTest, Lengths) {
                                                                {511, 33}}) {
     check({heads(2, 2, 64), lengths});
     check({heads(4, 1, 128), lengths});
+    check({heads(2, 1, 256), lengths});
   }
 }
 
@@ -130,6 +133,7 @@ TEST_F(AttentionCudaTest, Windows) {
   for (const int64_t window : {1, 2, 63, 64, 100, 129, 1000}) {
     check({heads(2, 1, 64, 0, window), {400, 1, 33}});
     check({heads(2, 2, 192, 128, window), {300}});
+    check({heads(2, 1, 256, 0, window), {300, 65}});
   }
 }
 
@@ -143,6 +147,7 @@ TEST_F(AttentionCudaTest, RoomForPairs) {
   const std::vector<Case> cases = {{heads(6, 3, 96), {300, 200, 12}},
                                    {heads(4, 4, 128), {512}},
                                    {heads(3, 3, 192, 128), {129, 383}},
+                                   {heads(4, 2, 256), {300, 65, 147}},
                                    {heads(2, 2, 128), std::vector<int64_t>(100, 3)}};
   for (const int64_t most_bytes : {int64_t{0}, int64_t{1} << 20, int64_t{2} << 20}) {
     options().pairs = {.most_bytes = most_bytes, .least_tasks = 0};
@@ -158,7 +163,7 @@ TEST_F(AttentionCudaTest, RandomCases) {
   for (int i = 0; i < 12; ++i) {
     const int64_t kv_heads = 1 + draw(3);
     AttentionSpec spec =
-        heads(kv_heads * (1 + draw(4)), kv_heads, 8 + 8 * draw(16), 8 + 8 * draw(16));
+        heads(kv_heads * (1 + draw(4)), kv_heads, 8 + 8 * draw(32), 8 + 8 * draw(32));
     if (draw(2) == 0) spec.window = 1 + draw(300);
     if (draw(3) == 0) spec.scale = 0.01 + 0.2 * random.next_uniform();
     std::vector<int64_t> lengths(draw(5));
@@ -204,6 +209,20 @@ TEST_F(AttentionCudaTest, TinyWithPairs) {
 /// On the tensor cores; the scores are computed twice.
 TEST_F(AttentionCudaTest, TinyWithoutPairs) {
   check_on(testing::make_narrow_gpu(), {heads(2, 1, 64), {130, 0, 1}}, {0, 1},
+           {.dtypes = {DType::kBF16}, .once = true});
+}
+
+/// Heads whose keys' and values' gradients two warpgroups sum up.
+TEST_F(AttentionCudaTest, TinyWideWithPairs) {
+  check_on(testing::make_narrow_gpu(), {heads(2, 1, 256), {130, 0, 1}}, {0, 1},
+           {.dtypes = {DType::kBF16}, .once = true});
+}
+
+TEST_F(AttentionCudaTest, TinyWideWithoutPairs) {
+  const Backend narrow = testing::make_narrow_gpu();
+  static_cast<cuda::CudaContext&>(*narrow.context()).get<cuda::AttentionOptions>().pairs = {
+      .most_bytes = 0};
+  check_on(narrow, {heads(2, 1, 200), {130, 0, 1}}, {0, 1},
            {.dtypes = {DType::kBF16}, .once = true});
 }
 

@@ -199,33 +199,82 @@ struct PairTiles {
   }
 };
 
+/// Calls run<kDepth, kDepthV>() with the least sizes of kernels that these fit in.
+template <typename Run>
+void with_head_sizes(int size, int size_v, const Run& run) {
+  if (size <= 64 && size_v <= 64) return run.template operator()<64, 64>();
+  if (size <= 128 && size_v <= 128) return run.template operator()<128, 128>();
+  if (size <= 192 && size_v <= 128) return run.template operator()<192, 128>();
+  run.template operator()<256, 256>();
+}
+
 /// An item and a head of it.
 struct Task {
   Item item;
-  int head;
+  int head;  ///< -1: there is no more, where a producer hands tasks on
 };
 
-/// The tasks of this thread block, which the producer and the consumers go through alike. The list
+/// As many query heads that share their keys and values let thread blocks that run at a time find
+/// these in the L2 cache, whatever the order.
+constexpr int kSharing = 4;
+
+/// How many heads thread blocks take at a time, so that several read the same keys and values: as
+/// few as fill whole turns of `blocks` tasks, but for a sixteenth.
+__device__ __forceinline__ int heads_at_once(int num_items, int num_heads, int group, int blocks) {
+  if (group >= kSharing) return num_heads;
+  for (int heads = group; heads < num_heads; heads += group) {
+    const int tasks = num_items * heads;
+    const int idle = (blocks - tasks % blocks) % blocks;
+    if (idle * 16 <= tasks) return heads;
+  }
+  return num_heads;
+}
+
+/// The tasks of this thread block. The list
 /// has the longest first, so that turns that go back and forth give all blocks as much to do.
 struct TaskLoop {
   const TensorParams& params;
   int num_heads;
   int first_block = 0;  ///< those before it have other work
-  int turn = 0;
   const int* num_items = params.num_items;
   const Item* items = params.items;
+  int turn = 0;
+  int count = 0;       ///< *num_items, when at_once is known
+  int at_once = 0;     ///< heads; unknown before the first task
+  int first_head = 0;  ///< of those
+  int begin = 0;       ///< the turn's first task among those heads'
 
   /// False after the last.
   __device__ bool next(Task& task) {
     const int blocks = static_cast<int>(gridDim.x) - first_block;
     const int block = static_cast<int>(blockIdx.x) - first_block;
-    const int at = turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
-    if (at >= *num_items * num_heads) return false;
-    task = {items[at / num_heads], at % num_heads};
-    ++turn;
-    return true;
+    if (at_once == 0) {
+      count = *num_items;
+      at_once = heads_at_once(count, num_heads, params.heads.num_heads / params.heads.num_kv_heads,
+                              blocks);
+    }
+    while (first_head < num_heads) {
+      const int heads = min(at_once, num_heads - first_head);
+      const int at = begin + (turn % 2 == 0 ? block : blocks - 1 - block);
+      const int item = at / heads;
+      const int head = first_head + at % heads;
+      ++turn;
+      begin += blocks;
+      if (begin >= count * heads) {
+        first_head += heads;
+        begin = 0;
+      }
+      if (item < count) {
+        task = {items[item], head};
+        return true;
+      }
+    }
+    return false;
   }
 };
+
+/// launch_tensor_key_grads of heads that need kernels for 256 elements.
+void launch_wide_key_grads(const TensorParams& params, cudaStream_t stream);
 
 template <typename Shared, typename Kernel>
 void launch_tensor(Kernel kernel, const TensorParams& params, int num_blocks, cudaStream_t stream) {

@@ -1,7 +1,7 @@
 // Attention's forward on Hopper's tensor cores: each thread block takes 128 queries of one head and
-// goes over the keys they see, 128 at a time and the last first. While one tile's scores become
-// probabilities, the products of the tile before with its values run (after Shah et al.,
-// FlashAttention-3, 2024).
+// goes over the keys they see, 128 at a time (64 of heads so large that registers ask for it) and
+// the last first. While one tile's scores become probabilities, the products of the tile before
+// with its values run (after Shah et al., FlashAttention-3, 2024).
 #include "ops/attention/attention_sequence_list.cuh"
 #include "ops/attention/attention_tensor.cuh"
 #include "ops/cuda/dependent_launch.cuh"
@@ -11,17 +11,16 @@ namespace tessera::cuda::attention {
 namespace {
 
 constexpr int kRows = kTensorBlock;
-constexpr int kKeys = 128;
 constexpr int kStages = 2;
-constexpr int kOwnItems = 64;       // the longest list that a thread block makes for itself
-constexpr int kScores = kKeys / 2;  // of a thread
-static_assert(kRows == kKeys, "the first tile of keys has one that each query sees");
+constexpr int kOwnItems = 64;  // the longest list that a thread block makes for itself
 
 template <int kDepth, int kDepthV>
 struct Shared {
+  static constexpr int kKeys = kDepthV > 128 ? 64 : 128;
   Operand<kRows, kDepth> q;
   Operand<kKeys, kDepth> k[kStages];
   Operand<kKeys, kDepthV> v[kStages];
+  Task task;  ///< whose queries are there
   Barrier q_full;
   Barrier q_empty;
   Barrier k_full[kStages];
@@ -50,7 +49,7 @@ struct Shared {
 
   __device__ void init() {
     q_full.init(1);
-    q_empty.init(kConsumerWarps);
+    q_empty.init(kConsumerThreads);
     for (int s = 0; s < kStages; ++s) {
       k_full[s].init(1);
       v_full[s].init(1);
@@ -66,22 +65,27 @@ struct Range {
   int first;
   int last;
 };
+template <int kKeys>
 __device__ Range seen_tiles(const Item& item, int window) {
   const int begin = window == 0 ? 0 : max(0, item.first - window + 1);
-  return {begin / kKeys, item.first / kKeys};
+  const int last = kKeys == kRows ? item.first : min(item.first + kRows, item.length) - 1;
+  return {begin / kKeys, last / kKeys};
 }
 
 template <bool kOwnList, typename Shared>
 __device__ void produce(Shared& shared, const TensorParams& params) {
+  constexpr int kKeys = Shared::kKeys;
   const Heads& heads = params.heads;
   TaskLoop tasks = shared.template tasks<kOwnList>(params);
   Task task;
   RingCursor<kStages> cursor;
-  for (uint32_t parity = 0; tasks.next(task); parity ^= 1) {
+  uint32_t parity = 0;
+  for (; tasks.next(task); parity ^= 1) {
     const Item& item = task.item;
     const int kv_head = task.head / (heads.num_heads / heads.num_kv_heads);
-    const Range tiles = seen_tiles(item, heads.window);
+    const Range tiles = seen_tiles<kKeys>(item, heads.window);
     shared.q_empty.wait(parity ^ 1);
+    shared.task = task;
     shared.q_full.arrive_and_expect(sizeof(shared.q));
     shared.q.load(&params.q, task.head, item.query_row + item.first, &shared.q_full);
     for (int tile = tiles.last; tile >= tiles.first; --tile) {
@@ -96,6 +100,9 @@ __device__ void produce(Shared& shared, const TensorParams& params) {
       cursor.advance();
     }
   }
+  shared.q_empty.wait(parity ^ 1);
+  shared.task.head = -1;
+  shared.q_full.arrive();
 }
 
 /// This thread's two rows in the online softmax. The greatest scores are not scaled yet.
@@ -114,6 +121,7 @@ struct Softmax {
   }
 
   /// Scores become probabilities relative to the present max.
+  template <int kScores>
   __device__ __forceinline__ void add(float (&scores)[kScores]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -153,6 +161,7 @@ __device__ __forceinline__ void rescale(float (&d)[kCount], const float (&factor
 
 /// Makes scores that are not visible minus infinity; `query` is the position of this thread's first
 /// row.
+template <int kScores>
 __device__ __forceinline__ void mask(float (&scores)[kScores], int query, int first_key,
                                      int window) {
 #pragma unroll
@@ -165,11 +174,12 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], int query, int fi
 
 template <int kDepth, int kDepthV>
 struct Consumer {
+  static constexpr int kKeys = Shared<kDepth, kDepthV>::kKeys;
+  static constexpr int kScores = kKeys / 2;  // of a thread
   Shared<kDepth, kDepthV>& shared;
   const TensorParams& params;
   Softmax softmax;
   Task task;
-  uint32_t task_parity;
   RingCursor<kStages> keys;
   RingCursor<kStages> values;
   float o[kDepthV / 2];
@@ -200,26 +210,45 @@ struct Consumer {
     softmax.add(scores);
   }
 
-  template <bool kOwnList>
   __device__ __forceinline__ void run() {
-    TaskLoop tasks = shared.template tasks<kOwnList>(params);
-    for (task_parity = 0; tasks.next(task); task_parity ^= 1) run_task();
+    for (uint32_t parity = 0;; parity ^= 1) {
+      shared.q_full.wait(parity);
+      task = shared.task;
+      if (task.head < 0) return;
+      run_task();
+    }
   }
 
   /// After a tile's scores; the last use of the queries frees them too.
   __device__ __forceinline__ void release_keys(bool is_last_use) {
     release(shared.k_empty[keys.stage]);
-    if (is_last_use) release(shared.q_empty);
+    // Every thread that has read the task: racecheck does not follow one that arrives for its warp.
+    if (is_last_use) shared.q_empty.arrive();
     keys.advance();
   }
 
+  /// This warpgroup's first tile has a key that each of its queries sees; the last one of all may
+  /// have the other's alone.
+  __device__ __forceinline__ Range own_tiles() {
+    Range tiles = seen_tiles<kKeys>(task.item, params.heads.window);
+    if constexpr (kKeys < kRows) {
+      if (first_query() / kKeys < tiles.last) {
+        shared.k_full[keys.stage].wait(keys.parity);
+        release_keys(false);
+        wait_values(tiles.last);
+        release_values();
+        --tiles.last;
+      }
+    }
+    return tiles;
+  }
+
   __device__ __forceinline__ void run_task() {
-    const Range tiles = seen_tiles(task.item, params.heads.window);
+    const Range tiles = own_tiles();
     float scores[kScores];
     uint32_t probs[kKeys / 16][4];
     clear_values(o);
     softmax.clear();
-    shared.q_full.wait(task_parity);
     shared.k_full[keys.stage].wait(keys.parity);
     start_scores(scores, keys.stage);
     wait_products<0>();
@@ -295,7 +324,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   } else {
     Roles::begin_multiplying();
     Consumer<kDepth, kDepthV> consumer{shared, params, {params.heads.scale * kLog2E}};
-    consumer.template run<kOwnList>();
+    consumer.run();
   }
 }
 
@@ -309,7 +338,7 @@ void launch(const TensorParams& params, cudaStream_t stream) {
 }  // namespace
 
 bool tensor_fits(int head_size, int head_size_v) {
-  return head_size % 8 == 0 && head_size_v % 8 == 0 && head_size <= 192 && head_size_v <= 128;
+  return head_size % 8 == 0 && head_size_v % 8 == 0 && head_size <= 256 && head_size_v <= 256;
 }
 
 bool tensor_forward_lists(const SequenceList& sequences) {
@@ -317,10 +346,8 @@ bool tensor_forward_lists(const SequenceList& sequences) {
 }
 
 void launch_tensor_forward(const TensorParams& params, cudaStream_t stream) {
-  const int size = params.heads.head_size;
-  if (size <= 64 && params.heads.head_size_v <= 64) return launch<64, 64>(params, stream);
-  if (size <= 128) return launch<128, 128>(params, stream);
-  launch<192, 128>(params, stream);
+  with_head_sizes(params.heads.head_size, params.heads.head_size_v,
+                  [&]<int kDepth, int kDepthV>() { launch<kDepth, kDepthV>(params, stream); });
 }
 
 }  // namespace tessera::cuda::attention

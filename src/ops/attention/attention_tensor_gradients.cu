@@ -26,7 +26,7 @@ __device__ __forceinline__ void find_key_grads(key_grads::Shared<kDepth, kDepthV
     key_grads::feed<false>(shared, params, task);
   } else {
     Roles::begin_multiplying();
-    key_grads::multiply<key_grads::Want::kBoth, false>(shared, params, task);
+    key_grads::multiply<false>(shared, params, task);
   }
 }
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ void find_query_grad(query_grad::Shared<kDepth, kDept
     query_grad::feed(shared, params, first_block);
   } else {
     Roles::begin_multiplying();
-    query_grad::multiply(shared, params, first_block);
+    query_grad::multiply(shared, params);
   }
 }
 

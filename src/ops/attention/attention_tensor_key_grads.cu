@@ -6,11 +6,10 @@ namespace tessera::cuda::attention {
 namespace {
 
 using key_grads::Shared;
-using key_grads::Want;
 
 using Roles = WarpRoles<24, 240, kConsumers>;
 
-template <int kDepth, int kDepthV, Want kWant, bool kRing>
+template <int kDepth, int kDepthV, bool kRing>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     key_grads_kernel(const __grid_constant__ TensorParams params) {
   wait_for_earlier();
@@ -28,14 +27,14 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     key_grads::feed<kRing>(shared, params, task);
   } else {
     Roles::begin_multiplying();
-    key_grads::multiply<kWant, kRing>(shared, params, task);
+    key_grads::multiply<kRing>(shared, params, task);
   }
 }
 
-template <int kDepth, int kDepthV, Want kWant>
+template <int kDepth, int kDepthV>
 void launch(const TensorParams& params, cudaStream_t stream) {
-  const auto kernel = params.ring.num_runs > 0 ? key_grads_kernel<kDepth, kDepthV, kWant, true>
-                                               : key_grads_kernel<kDepth, kDepthV, kWant, false>;
+  const auto kernel = params.ring.num_runs > 0 ? key_grads_kernel<kDepth, kDepthV, true>
+                                               : key_grads_kernel<kDepth, kDepthV, false>;
   launch_tensor<Shared<kDepth, kDepthV>>(kernel, params,
                                          params.max_items * params.pairs.num_kv_heads, stream);
 }
@@ -43,12 +42,13 @@ void launch(const TensorParams& params, cudaStream_t stream) {
 }  // namespace
 
 void launch_tensor_key_grads(const TensorParams& params, cudaStream_t stream) {
-  const int size = params.heads.head_size;
-  if (size <= 64 && params.heads.head_size_v <= 64)
-    return launch<64, 64, Want::kBoth>(params, stream);
-  if (size <= 128) return launch<128, 128, Want::kBoth>(params, stream);
-  launch<192, 128, Want::kKeys>(params, stream);
-  launch<192, 128, Want::kValues>(params, stream);
+  with_head_sizes(params.heads.head_size, params.heads.head_size_v, [&]<int kDepth, int kDepthV>() {
+    if constexpr (kDepth > 128) {
+      launch_wide_key_grads(params, stream);
+    } else {
+      launch<kDepth, kDepthV>(params, stream);
+    }
+  });
 }
 
 }  // namespace tessera::cuda::attention

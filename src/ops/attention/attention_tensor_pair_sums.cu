@@ -13,7 +13,7 @@ constexpr int kKeys = 64;
 
 template <int kDepth>
 struct Shared {
-  static constexpr int kStages = kDepth > 128 ? 5 : 6;
+  static constexpr int kStages = kDepth > 192 ? 4 : kDepth > 128 ? 5 : 6;
   struct Stage {
     Operand<kKeys, kDepth> k;
     Operand<kKeys, 64> pairs[kConsumers];  // of keys by each warpgroup's queries
@@ -196,10 +196,8 @@ void launch(const TensorParams& params, cudaStream_t stream) {
 }  // namespace
 
 void launch_tensor_pair_sums(const TensorParams& params, cudaStream_t stream) {
-  const int size = params.heads.head_size;
-  if (size <= 64) return launch<64>(params, stream);
-  if (size <= 128) return launch<128>(params, stream);
-  launch<192>(params, stream);
+  with_head_sizes(params.heads.head_size, 0,
+                  [&]<int kDepth, int kDepthV>() { launch<kDepth>(params, stream); });
 }
 
 }  // namespace tessera::cuda::attention

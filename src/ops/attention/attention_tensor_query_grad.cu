@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     query_grad::feed(shared, params, 0);
   } else {
     Roles::begin_multiplying();
-    query_grad::multiply(shared, params, 0);
+    query_grad::multiply(shared, params);
   }
 }
 
@@ -37,10 +37,8 @@ void launch(const TensorParams& params, cudaStream_t stream) {
 }  // namespace
 
 void launch_tensor_query_grad(const TensorParams& params, cudaStream_t stream) {
-  const int size = params.heads.head_size;
-  if (size <= 64 && params.heads.head_size_v <= 64) return launch<64, 64>(params, stream);
-  if (size <= 128) return launch<128, 128>(params, stream);
-  launch<192, 128>(params, stream);
+  with_head_sizes(params.heads.head_size, params.heads.head_size_v,
+                  [&]<int kDepth, int kDepthV>() { launch<kDepth, kDepthV>(params, stream); });
 }
 
 }  // namespace tessera::cuda::attention

@@ -12,6 +12,8 @@ constexpr int kPairs = kKeys / 2;  // of a thread
 
 template <int kDepth, int kDepthV>
 struct Shared {
+  /// Whether there is room for the next tile's pairs before the sum of one's own.
+  static constexpr bool kOverlaps = true;
   static constexpr int kStages = 3;
   struct Stage {
     Operand<kKeys, kDepth> k;
@@ -20,6 +22,7 @@ struct Shared {
   Operand<kRows, kDepth> q;
   Operand<kRows, kDepthV> grad_o;
   Stage stages[kStages];
+  Task task;  ///< whose rows are there; every thread that has read it frees the rows
   Barrier rows_full;
   Barrier rows_empty;
   Barrier full[kStages];
@@ -27,12 +30,81 @@ struct Shared {
 
   __device__ void init() {
     rows_full.init(1);
-    rows_empty.init(kConsumerWarps);
+    rows_empty.init(kConsumerThreads);
     for (int s = 0; s < kStages; ++s) {
       full[s].init(1);
       empty[s].init(kConsumerWarps);
     }
     fence_barrier_init();
+  }
+  __device__ Operand<kKeys, kDepth>& k(int stage) { return stages[stage].k; }
+  __device__ Operand<kKeys, kDepthV>& v(int stage) { return stages[stage].v; }
+  __device__ void wait(const RingCursor<kStages>& cursor) {
+    full[cursor.stage].wait(cursor.parity);
+  }
+
+  __device__ void load(const TensorParams& params, int kv_head, int row,
+                       RingCursor<kStages>& cursor) {
+    auto& stage = stages[cursor.stage];
+    Barrier* const to = &full[cursor.stage];
+    empty[cursor.stage].wait(cursor.parity ^ 1);
+    to->arrive_and_expect(sizeof(stage));
+    stage.k.load(&params.k, kv_head, row, to);
+    stage.v.load(&params.v, kv_head, row, to);
+    cursor.advance();
+  }
+};
+
+/// Of heads so large that there is room for two tiles of keys and one of values, which are read
+/// first: the next come while the keys are still in use.
+template <>
+struct Shared<256, 256> {
+  static constexpr bool kOverlaps = false;
+  static constexpr int kStages = 2;
+  Operand<kRows, 256> q;
+  Operand<kRows, 256> grad_o;
+  Operand<kKeys, 256> keys[kStages];
+  Operand<kKeys, 256> values;
+  Task task;
+  Barrier rows_full;
+  Barrier rows_empty;
+  Barrier full[kStages];  // of keys
+  Barrier empty[kStages];
+  Barrier values_full;
+  Barrier values_empty;
+
+  __device__ void init() {
+    rows_full.init(1);
+    rows_empty.init(kConsumerThreads);
+    values_full.init(1);
+    values_empty.init(kConsumerWarps);
+    for (int s = 0; s < kStages; ++s) {
+      full[s].init(1);
+      empty[s].init(kConsumerWarps);
+    }
+    fence_barrier_init();
+  }
+  __device__ Operand<kKeys, 256>& k(int stage) { return keys[stage]; }
+  __device__ Operand<kKeys, 256>& v(int /*stage*/) { return values; }
+  /// The values' turns are as many as those of both stages of keys.
+  static __device__ uint32_t values_parity(const RingCursor<kStages>& cursor) {
+    return cursor.stage;
+  }
+  __device__ void wait(const RingCursor<kStages>& cursor) {
+    values_full.wait(values_parity(cursor));
+    full[cursor.stage].wait(cursor.parity);
+  }
+
+  __device__ void load(const TensorParams& params, int kv_head, int row,
+                       RingCursor<kStages>& cursor) {
+    const int s = cursor.stage;
+    empty[s].wait(cursor.parity ^ 1);
+    full[s].arrive_and_expect(sizeof(keys[s]));
+    keys[s].load(&params.k, kv_head, row, &full[s]);
+    values_empty.wait(values_parity(cursor) ^ 1);
+    values_full.arrive_and_expect(sizeof(values));
+    values.load(&params.v, kv_head, row, &values_full);
+    cursor.advance();
   }
 };
 
@@ -52,25 +124,23 @@ __device__ void produce(Shared& shared, const TensorParams& params, int first_bl
   TaskLoop tasks{params, heads.num_heads, first_block};
   Task task;
   RingCursor<Shared::kStages> cursor;
-  for (uint32_t parity = 0; tasks.next(task); parity ^= 1) {
+  uint32_t parity = 0;
+  for (; tasks.next(task); parity ^= 1) {
     const Item& item = task.item;
     const int kv_head = task.head / (heads.num_heads / heads.num_kv_heads);
     const Range tiles = seen_tiles(item, heads.window);
     const int query_row = item.query_row + item.first;
     shared.rows_empty.wait(parity ^ 1);
+    shared.task = task;
     shared.rows_full.arrive_and_expect(sizeof(shared.q) + sizeof(shared.grad_o));
     shared.q.load(&params.q, task.head, query_row, &shared.rows_full);
     shared.grad_o.load(&params.grad_o, task.head, query_row, &shared.rows_full);
-    for (int tile = tiles.last; tile >= tiles.first; --tile) {
-      auto& stage = shared.stages[cursor.stage];
-      Barrier* const full = &shared.full[cursor.stage];
-      shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      full->arrive_and_expect(sizeof(stage));
-      stage.k.load(&params.k, kv_head, item.key_row + tile * kKeys, full);
-      stage.v.load(&params.v, kv_head, item.key_row + tile * kKeys, full);
-      cursor.advance();
-    }
+    for (int tile = tiles.last; tile >= tiles.first; --tile)
+      shared.load(params, kv_head, item.key_row + tile * kKeys, cursor);
   }
+  shared.rows_empty.wait(parity ^ 1);
+  shared.task.head = -1;
+  shared.rows_full.arrive();
 }
 
 template <int kDepth, int kDepthV>
@@ -79,7 +149,6 @@ struct Consumer {
   Memory& shared;
   const TensorParams& params;
   Task task;
-  uint32_t task_parity;
   RingCursor<Memory::kStages> cursor;
   float grad_q[kDepth / 2];
   float lse[2];  // of this thread's rows, in units of log 2
@@ -122,10 +191,10 @@ struct Consumer {
 
   /// Waits for a stage; keys after the sequence's last are made zero.
   __device__ __forceinline__ void wait_stage(int tile) {
-    shared.full[cursor.stage].wait(cursor.parity);
+    shared.wait(cursor);
     const int left = task.item.length - tile * kKeys;
     if (left < kKeys) {
-      shared.stages[cursor.stage].k.clear_from(left);
+      shared.k(cursor.stage).clear_from(left);
       publish_cleared();
     }
   }
@@ -133,8 +202,8 @@ struct Consumer {
   __device__ __forceinline__ void start_pairs(int stage, float (&scores)[kPairs],
                                               float (&grads)[kPairs]) {
     begin_products();
-    start_row_products(scores, shared.q, own_group() * 64, shared.stages[stage].k);
-    start_row_products(grads, shared.grad_o, own_group() * 64, shared.stages[stage].v);
+    start_row_products(scores, shared.q, own_group() * 64, shared.k(stage));
+    start_row_products(grads, shared.grad_o, own_group() * 64, shared.v(stage));
     commit_products();
   }
 
@@ -151,30 +220,42 @@ struct Consumer {
 
   __device__ __forceinline__ void start_sum(int stage, const uint32_t (&factors)[kKeys / 16][4]) {
     begin_products();
-    start_column_products<kKeys, kDepth>(grad_q, factors, shared.stages[stage].k);
+    start_column_products<kKeys, kDepth>(grad_q, factors, shared.k(stage));
     commit_products();
   }
 
-  __device__ __forceinline__ void run(int first_block) {
-    TaskLoop tasks{params, params.heads.num_heads, first_block};
-    for (task_parity = 0; tasks.next(task); task_parity ^= 1) run_task();
+  __device__ __forceinline__ void run() {
+    for (uint32_t parity = 0;; parity ^= 1) {
+      shared.rows_full.wait(parity);
+      task = shared.task;
+      if (task.head < 0) return;
+      run_task();
+    }
+  }
+
+  __device__ __forceinline__ void run_task() {
+    const Range tiles = seen_tiles(task.item, params.heads.window);
+    clear_values(grad_q);
+    load_sums();
+    if constexpr (Memory::kOverlaps) {
+      add_overlapping(tiles);
+    } else {
+      add_one_by_one(tiles);
+    }
+    store();
   }
 
   /// While one tile's factors are computed, the products of the tile before run.
-  __device__ __forceinline__ void run_task() {
-    const Range tiles = seen_tiles(task.item, params.heads.window);
+  __device__ __forceinline__ void add_overlapping(const Range& tiles) {
     float scores[kPairs];
     float grads[kPairs];
     uint32_t factors[kKeys / 16][4];
-    clear_values(grad_q);
-    load_sums();
-    shared.rows_full.wait(task_parity);
     wait_stage(tiles.last);
     start_pairs(cursor.stage, scores, grads);
     wait_products<0>();
     fence_values(scores);
     fence_values(grads);
-    if (tiles.last == tiles.first) release(shared.rows_empty);
+    if (tiles.last == tiles.first) shared.rows_empty.arrive();
     finish_pairs(tiles.last, scores, grads);
     pack_values<kKeys>(grads, factors);
     for (int tile = tiles.last - 1; tile >= tiles.first; --tile) {
@@ -186,7 +267,7 @@ struct Consumer {
       wait_products<1>();
       fence_values(scores);
       fence_values(grads);
-      if (tile == tiles.first) release(shared.rows_empty);
+      if (tile == tiles.first) shared.rows_empty.arrive();
       finish_pairs(tile, scores, grads);
       wait_products<0>();
       fence_values(grad_q);
@@ -198,7 +279,28 @@ struct Consumer {
     fence_values(grad_q);
     release(shared.empty[cursor.stage]);
     cursor.advance();
-    store();
+  }
+
+  __device__ __forceinline__ void add_one_by_one(const Range& tiles) {
+    for (int tile = tiles.last; tile >= tiles.first; --tile) {
+      float scores[kPairs];
+      float grads[kPairs];
+      uint32_t factors[kKeys / 16][4];
+      wait_stage(tile);
+      start_pairs(cursor.stage, scores, grads);
+      wait_products<0>();
+      fence_values(scores);
+      fence_values(grads);
+      release(shared.values_empty);
+      if (tile == tiles.first) shared.rows_empty.arrive();
+      finish_pairs(tile, scores, grads);
+      pack_values<kKeys>(grads, factors);
+      start_sum(cursor.stage, factors);
+      wait_products<0>();
+      fence_values(grad_q);
+      release(shared.empty[cursor.stage]);
+      cursor.advance();
+    }
   }
 
   __device__ __forceinline__ void store() const {
@@ -224,9 +326,9 @@ __device__ __forceinline__ void feed(Shared<kDepth, kDepthV>& shared, const Tens
 
 template <int kDepth, int kDepthV>
 __device__ __forceinline__ void multiply(Shared<kDepth, kDepthV>& shared,
-                                         const TensorParams& params, int first_block) {
+                                         const TensorParams& params) {
   Consumer<kDepth, kDepthV> consumer{shared, params};
-  consumer.run(first_block);
+  consumer.run();
 }
 
 }  // namespace tessera::cuda::attention::query_grad

@@ -161,7 +161,7 @@ TEST_F(RingAttentionCuda, WholeRows) {
 }
 
 TEST_F(RingAttentionCuda, SequencesThatCrossChunksAndRows) {
-  for (const int64_t size : {64, 33}) {
+  for (const int64_t size : {64, 33, 256}) {
     check({heads(2, 1, size), 2, 3, 120, {1, 150, 1, 7, 201}});
     check({heads(2, 1, size), 3, 3, 120, {360, 0, 0}});
     check({heads(2, 1, size), 2, 2, 120, std::vector<int64_t>(240, 1)});
@@ -183,8 +183,13 @@ TEST_F(RingAttentionCuda, TinyOnTensorCores) {
   check({heads(2, 1, 64), 2, 1, 260, {199, 0, 61}}, {.dtypes = {DType::kBF16}, .once = true});
 }
 
+TEST_F(RingAttentionCuda, TinyWideOnTensorCores) {
+  check({heads(2, 1, 256), 2, 1, 260, {199, 0, 61}}, {.dtypes = {DType::kBF16}, .once = true});
+}
+
 TEST_F(RingAttentionCuda, Windows) {
   for (const int64_t window : {1, 17, 130, 1000}) {
+    check({heads(2, 1, 256, 0, window), 2, 1, 240, {100, 140}});
     check({heads(2, 1, 64, 0, window), 2, 2, 240, {200, 280}});
     check({heads(2, 1, 40, 0, window), 3, 1, 300, {299, 1}});
   }

@@ -39,6 +39,9 @@ struct FirstProduct;
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define TESSERA_ACC_192 TESSERA_ACC_32(0), TESSERA_ACC_32(32), TESSERA_ACC_32(64)
+#define TESSERA_LIST_256 TESSERA_LIST_192 ", " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TESSERA_ACC_256 TESSERA_ACC_192, TESSERA_ACC_32(96)
 #define TESSERA_REGISTER_PRODUCT(columns, a0, a1, a2, a3, b_idx, flag_idx, transpose_b)               \
   template <TileMajor kMajorB>                                                                        \
   struct RegisterProduct<columns, kMajorB> {                                                          \
@@ -57,6 +60,7 @@ struct FirstProduct;
 TESSERA_REGISTER_PRODUCT(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38");
 TESSERA_REGISTER_PRODUCT(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70");
 TESSERA_REGISTER_PRODUCT(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102");
+TESSERA_REGISTER_PRODUCT(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134");
 
 #define TESSERA_FIRST_PRODUCT(columns, a_idx, b_idx, flag_idx)                                        \
   template <>                                                                                         \
@@ -87,6 +91,8 @@ TESSERA_FIRST_PRODUCT(128, "%64", "%65", "%66");
 #undef TESSERA_ACC_128
 #undef TESSERA_LIST_192
 #undef TESSERA_ACC_192
+#undef TESSERA_LIST_256
+#undef TESSERA_ACC_256
 // clang-format on
 
 }  // namespace tessera::cuda
