@@ -14,6 +14,7 @@
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/ptx/fast_exp.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda::attention {
@@ -28,7 +29,6 @@ constexpr int kThreads = 256;
 constexpr int kSide = 16;              // threads along either side of a tile
 constexpr int kOwn = kBlock / kSide;   // rows, and columns of scores, of a thread
 constexpr int kSums = kChunk / kSide;  // columns of sums of a thread
-constexpr float kLog2E = 1.4426950408889634F;
 constexpr float kLn2 = 0.6931471805599453F;
 
 struct Shared {

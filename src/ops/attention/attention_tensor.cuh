@@ -11,6 +11,7 @@
 #include "ops/cuda/pipeline/ring_cursor.cuh"
 #include "ops/cuda/pipeline/warp_roles.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/fast_exp.cuh"
 #include "ops/cuda/ptx/head_box.cuh"
 #include "ops/cuda/ptx/register_product.cuh"
 
@@ -23,8 +24,6 @@ constexpr int kTensorThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / 32;
 constexpr int kClearBarrier = 1;
-constexpr float kLog2E = 1.4426950408889634F;
-constexpr float kLn2 = 0.6931471805599453F;
 
 template <int kRows, int kColumns>
 struct Operand {
@@ -116,13 +115,6 @@ __device__ __forceinline__ void pack_values(const float (&d)[kColumns / 2],
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[k][i] = pack(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
   }
-}
-
-/// Within two units in the last place; results below the smallest normal number become zero.
-__device__ __forceinline__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 template <int kCount>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/ptx/fast_exp.cuh"
 #include "ops/cuda/tile/warp_tile.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/gated_delta/delta_coefficients.cuh"
@@ -113,8 +114,6 @@ struct SquareColumns {
         keys(*reinterpret_cast<const float2*>(c.k_inverse + column)) {}
 };
 
-constexpr float kLog2E = 1.4426950408889634F;
-
 /// Row i of P, or of A where it is of keys: its elements' factors.
 struct SquareRow {
   int idx;
@@ -135,8 +134,7 @@ struct SquareRow {
   __device__ __forceinline__ float factor(int j, int start_of_j, float sum_of_j,
                                           float key_of_j) const {
     const bool is_used = (j <= last) & (start_of_j == start);
-    float between;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(between) : "f"(fminf(sum - sum_of_j, 0.0F) * kLog2E));
+    const float between = fast_exp2(fminf(sum - sum_of_j, 0.0F) * kLog2E);
     return is_used ? between * key_of_j : 0;
   }
 };

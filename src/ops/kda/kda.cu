@@ -1,6 +1,7 @@
 // Forward: decays and comparisons of keys of all chunks at once, then the states from chunk to
 // chunk, 64 columns of values of a head by a block.
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/ptx/fast_exp.cuh"
 #include "ops/kda/kda_place.cuh"
 
 namespace tessera::cuda {
@@ -51,7 +52,7 @@ static_assert(kDeltaSquare == kExactThreads * kOwnRows * kOwnColumns);
 struct KeySlices {
   float q[kDepth][kDeltaRows + 1];
   float k[kDepth][kDeltaRows + 1];
-  float sums[kDepth][kDeltaRows + 1];
+  float sums[kDepth][kDeltaRows + 1];  // in units of log 2
 };
 
 /// Pairs of a chunk's tokens: a thread has 8 readers by 4 writers.
@@ -79,7 +80,7 @@ struct KdaPairs {
       const int64_t key = at.key_at() + i * x.key_stride() + first + e;
       slices.q[e][i] = there ? cuda::load<1>(static_cast<const T*>(x.q) + key)[0] : 0;
       slices.k[e][i] = there ? cuda::load<1>(static_cast<const T*>(x.k) + key)[0] : 0;
-      slices.sums[e][i] = there ? chunks.sums[key] : 0;
+      slices.sums[e][i] = there ? chunks.sums[key] * kLog2E : 0;
     }
     __syncthreads();
   }
@@ -93,7 +94,7 @@ struct KdaPairs {
         const float sum = slices.sums[e][column(j)];
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i) {
-          const float decayed = k * expf(fminf(slices.sums[e][row(i)] - sum, 0));
+          const float decayed = k * fast_exp2(fminf(slices.sums[e][row(i)] - sum, 0));
           of_queries[i][j] += slices.q[e][row(i)] * decayed;
           of_keys[i][j] += slices.k[e][row(i)] * decayed;
         }

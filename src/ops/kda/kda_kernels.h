@@ -35,4 +35,8 @@ void launch_kda(const DeltaOperands& x, const KdaChunks& chunks, bool keeps, voi
 void launch_kda_backward(const DeltaOperands& x, const KdaChunks& chunks, const DeltaGrads& grads,
                          cudaStream_t stream);
 
+/// A part of it: what is left when states' gradients and those of v are there.
+void launch_kda_finish(const DeltaOperands& x, const KdaChunks& chunks, const DeltaGrads& grads,
+                       cudaStream_t stream);
+
 }  // namespace tessera::cuda

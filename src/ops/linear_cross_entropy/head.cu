@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/ptx/fast_exp.cuh"
 #include "ops/cuda/short_kernel.cuh"
 #include "ops/linear_cross_entropy/head_kernels.h"
 
@@ -17,7 +18,6 @@ constexpr int kBlocksPerProcessor = 2;
 constexpr int kVectors = 4;  // of four values each, that a thread has in flight
 constexpr int kStep = kThreads * 4;
 constexpr int kTile = kStep * kVectors;
-constexpr float kLog2E = 1.44269504088896340736F;
 
 using Bf16 = __nv_bfloat16;
 
@@ -25,9 +25,7 @@ using Bf16 = __nv_bfloat16;
 template <typename T>
 __device__ __forceinline__ float shifted_exp(float x, float shift) {
   if constexpr (sizeof(T) == 2) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"((x - shift) * kLog2E));
-    return result;
+    return fast_exp2((x - shift) * kLog2E);
   } else {
     return expf(x - shift);
   }

@@ -2,6 +2,7 @@
 
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/ptx/fast_exp.cuh"
 #include "ops/cuda/tile/row_quads.cuh"
 #include "ops/cuda/tile/warp_tile.cuh"
 #include "ops/cuda/vector.cuh"
@@ -121,9 +122,7 @@ __device__ __forceinline__ int tile_at(int row_tile, int column_tile, int half) 
 
 /// exp(L_to - L_from) of logarithms to base 2, at most 1: what is later is masked elsewhere.
 __device__ __forceinline__ float decay_between(float to, float from) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(fminf(to - from, 0.0F)));
-  return result;
+  return fast_exp2(fminf(to - from, 0.0F));
 }
 
 /// Calls run.operator()<kRows>() with the rows of states.

@@ -11,7 +11,6 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kHeads = 32;  // of a block
 constexpr int kOwn = kSsdRows / 32;
-constexpr float kLog2E = 1.4426950408889634F;
 
 struct MarksShared {
   float logs[kHeads][kSsdRows + 1];
