@@ -1,13 +1,11 @@
 // What a chunk needs of its own keys, on tensor cores but for the inverse.
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/tile/row_quads.cuh"
-#include "ops/gated_delta/delta_fast.cuh"
+#include "ops/gated_delta/delta_squares.cuh"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 128;  // each warp has 16 rows of the chunk
-constexpr int kMatrixStride = kDeltaRows + 4;
 constexpr int kFactorWords = sizeof(DeltaFactors) / sizeof(int);
 
 template <int kKeySize>
@@ -26,136 +24,6 @@ struct ChunkShared {
   };
   DeltaCoefficients c;
 };
-
-constexpr int kBlock = 16;
-
-/// The inverse of I plus the block of A on the diagonal that is the warp's, in its place: each of
-/// 16 lanes makes a column.
-__device__ __forceinline__ void invert_blocks(float* a) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int j = static_cast<int>(threadIdx.x) % 32;
-  float* block = a + warp * kBlock * (kMatrixStride + 1);
-  float column[kBlock];
-  if (j < kBlock) {
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      float value = i == j ? 1 : 0;
-#pragma unroll
-      for (int m = 0; m < i; ++m) value -= block[i * kMatrixStride + m] * column[m];
-      column[i] = value;
-    }
-  }
-  __syncwarp();
-  if (j < kBlock) {
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) block[i * kMatrixStride + j] = column[i];
-  }
-}
-
-/// An F32 value as the sum of two that tensor cores take.
-struct SplitValue {
-  uint32_t high;
-  uint32_t low;
-
-  __device__ __forceinline__ explicit SplitValue(float x) {
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(x - __uint_as_float(high)));
-  }
-};
-
-__device__ __forceinline__ void multiply_tf32(float (&sums)[4], const uint32_t (&a)[4],
-                                              const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-/// A warp's 16 by 8 sums of left times right over kDepth, nearly as exact as F32's.
-template <int kDepth>
-__device__ __forceinline__ void multiply_exactly(float (&sums)[4], const float* left,
-                                                 const float* right) {
-  const int line = static_cast<int>(threadIdx.x) % 32 / 4;
-  const int step = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-  for (int k = 0; k < kDepth; k += 8) {
-    uint32_t high_a[4];
-    uint32_t low_a[4];
-    uint32_t high_b[2];
-    uint32_t low_b[2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const SplitValue x(left[(line + i % 2 * 8) * kMatrixStride + k + step + i / 2 * 4]);
-      high_a[i] = x.high;
-      low_a[i] = x.low;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const SplitValue x(right[(k + step + i * 4) * kMatrixStride + line]);
-      high_b[i] = x.high;
-      low_b[i] = x.low;
-    }
-    multiply_tf32(sums, low_a, high_b);
-    multiply_tf32(sums, high_a, low_b);
-    multiply_tf32(sums, high_a, high_b);
-  }
-}
-
-__device__ __forceinline__ void store_sums(float* to, const float (&sums)[4], float factor) {
-  to += static_cast<int>(threadIdx.x) % 32 / 4 * kMatrixStride +
-        static_cast<int>(threadIdx.x) % 4 * 2;
-  *reinterpret_cast<float2*>(to) = {factor * sums[0], factor * sums[1]};
-  *reinterpret_cast<float2*>(to + 8 * kMatrixStride) = {factor * sums[2], factor * sums[3]};
-}
-
-/// From inverses of neighbouring blocks of kSize on the diagonal those of blocks twice as large: of
-/// [[X, 0], [Y, Z]] that is [[X', 0], [-Z' Y X', Z']]. Ends with a barrier, as it begins.
-template <int kSize>
-__device__ __forceinline__ void join_blocks(float* a) {
-  constexpr int kPairs = kDeltaRows / (2 * kSize);
-  constexpr int kPairWarps = kThreads / 32 / kPairs;
-  constexpr int kColumns = kSize * kSize / 16 / kPairWarps;  // of a warp, which has 16 rows
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int row = warp % kPairWarps * kColumns / kSize * 16;
-  const int column = warp % kPairWarps * kColumns % kSize;
-  float* upper = a + warp / kPairWarps * 2 * kSize * (kMatrixStride + 1);
-  float* lower = upper + kSize * kMatrixStride;
-  float* to = lower + row * kMatrixStride + column;
-  float sums[kColumns / 8][4] = {};
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kColumns / 8; ++i)
-    multiply_exactly<kSize>(sums[i], lower + row * kMatrixStride, upper + column + 8 * i);
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kColumns / 8; ++i) {
-    store_sums(to + 8 * i, sums[i], -1);
-    sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kColumns / 8; ++i)
-    multiply_exactly<kSize>(sums[i], lower + row * kMatrixStride + kSize, lower + column + 8 * i);
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kColumns / 8; ++i) store_sums(to + 8 * i, sums[i], 1);
-  __syncthreads();
-}
-
-/// (I + A)^-1, rounded; A's place has it before.
-__device__ __forceinline__ void invert(BFloat16* inverse, float* a) {
-  invert_blocks(a);
-  join_blocks<kBlock>(a);
-  join_blocks<2 * kBlock>(a);
-#pragma unroll
-  for (int i = 4 * static_cast<int>(threadIdx.x); i < kDeltaSquare; i += 4 * kThreads) {
-    const int row = i / kDeltaRows;
-    const int column = i % kDeltaRows;
-    const float4 four = *reinterpret_cast<const float4*>(a + row * kMatrixStride + column);
-    *reinterpret_cast<uint2*>(inverse + row * kSquareStride + column) = {pack_pair(four.x, four.y),
-                                                                         pack_pair(four.z, four.w)};
-  }
-}
 
 /// A chunk's gates and where its sequences begin; the decays lie in `sums` at first.
 __device__ __forceinline__ void load_gates(DeltaCoefficients& c, const FastPlace& at,
@@ -196,7 +64,7 @@ __device__ __forceinline__ void make_factors(DeltaCoefficients& c, const FastPla
   } else {
     c.k_inverse[i] = i < rows ? inverse : 0;
   }
-  if (threadIdx.x >= kThreads - 32) {
+  if (threadIdx.x >= kSquareThreads - 32) {
     const int first = static_cast<int>(threadIdx.x) % 32 * 2;
     auto* sums = reinterpret_cast<float2*>(c.sums + first);
     *sums = sum_from_starts(*sums, *reinterpret_cast<const int2*>(c.starts + first));
@@ -235,7 +103,7 @@ __device__ __forceinline__ void write_squares(ChunkShared<kKeySize>& shared,
 }
 
 template <int kKeySize>
-__global__ void __launch_bounds__(kThreads, 5)
+__global__ void __launch_bounds__(kSquareThreads, 5)
     make_chunks(const __grid_constant__ DeltaOperands x, FastDelta scratch) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<ChunkShared<kKeySize>*>(memory);
@@ -244,10 +112,10 @@ __global__ void __launch_bounds__(kThreads, 5)
   wait_for_earlier();
   const FastPlace at{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)};
   const int count = at.count();
-  copy_rows<kDeltaRows, kKeySize, kThreads>(shared.q, bf16(x.q) + at.key_at(), x.key_stride(),
-                                            count);
-  copy_rows<kDeltaRows, kKeySize, kThreads>(shared.k, bf16(x.k) + at.key_at(), x.key_stride(),
-                                            count);
+  copy_rows<kDeltaRows, kKeySize, kSquareThreads>(shared.q, bf16(x.q) + at.key_at(), x.key_stride(),
+                                                  count);
+  copy_rows<kDeltaRows, kKeySize, kSquareThreads>(shared.k, bf16(x.k) + at.key_at(), x.key_stride(),
+                                                  count);
   commit_copies();
   load_gates(c, at, scratch.starts);
   wait_copies<0>();
@@ -265,18 +133,10 @@ __global__ void __launch_bounds__(kThreads, 5)
   write_squares(shared, c, row, of_q, tile);
   __syncthreads();
   invert(shared.inverse, shared.a);
-  for (int i = static_cast<int>(threadIdx.x); i < kFactorWords; i += kThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < kFactorWords; i += kSquareThreads)
     reinterpret_cast<int*>(scratch.factors + at.task())[i] = reinterpret_cast<const int*>(&c)[i];
   __syncthreads();
-  write_rows<kDeltaRows, kDeltaRows, kThreads>(bf16(scratch.inverse) + at.square_at(), kDeltaRows,
-                                               shared.inverse);
-  tile.clear();
-  tile.add<true, false, kDeltaRows>({shared.p, kSquareStride}, row, {shared.inverse, kSquareStride},
-                                    0);
-  BFloat16* to = bf16(scratch.p_inverse) + at.square_at();
-  tile.for_each_pair([&](int i, int j, float& first, float& second) {
-    store_pair(to + (row + i) * kDeltaRows + j, first, second);
-  });
+  write_inverses(scratch, at, shared.inverse, shared.p);
 }
 
 template <int kKeySize>
@@ -286,7 +146,7 @@ void launch(const DeltaOperands& x, const FastDelta& scratch, cudaStream_t strea
                              kBytes));
   const dim3 blocks(static_cast<unsigned>(num_delta_chunks(x.tokens)),
                     static_cast<unsigned>(x.heads));
-  launch_early(make_chunks<kKeySize>, {blocks, kThreads, kBytes}, stream, x, scratch);
+  launch_early(make_chunks<kKeySize>, {blocks, kSquareThreads, kBytes}, stream, x, scratch);
 }
 
 }  // namespace

@@ -1,108 +1,10 @@
 // Forward: decays and comparisons of keys of all chunks at once, then the states from chunk to
 // chunk, 64 columns of values of a head by a block.
 #include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/ptx/fast_exp.cuh"
-#include "ops/kda/kda_place.cuh"
+#include "ops/kda/kda_keys.cuh"
 
 namespace tessera::cuda {
 namespace {
-
-constexpr int kDecayThreads = 128;
-
-/// A thread takes an element of a chunk's keys.
-template <typename T>
-__global__ void __launch_bounds__(kDecayThreads)
-    decay_keys(const __grid_constant__ DeltaOperands x, KdaChunks chunks) {
-  wait_for_earlier();
-  const KdaPlace<T> at{{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)}};
-  const int element = static_cast<int>(blockIdx.z) * kDecayThreads + static_cast<int>(threadIdx.x);
-  if (element >= x.key_size) return;
-  const int count = at.count();
-  const auto first = static_cast<int>(at.token());
-  const int64_t begin = at.key_at() + element;
-  float sum = 0;
-  for (int i = 0; i < count; ++i) {
-    const int64_t key = begin + i * x.key_stride();
-    const int start = at.start(chunks, i);
-    sum = (start == first + i ? 0 : sum) + x.decay[key];
-    const float reads = start < first ? expf(sum) : 0;
-    const float q = load<1>(static_cast<const T*>(x.q) + key)[0];
-    const float k = load<1>(static_cast<const T*>(x.k) + key)[0];
-    chunks.sums[key] = sum;
-    chunks.q_kept[key] = q * at.of_row(chunks.marks.q_inverse, i) * kda_query_scale(x) * reads;
-    chunks.k_kept[key] = k * at.of_row(chunks.marks.k_inverse, i) * reads;
-  }
-  const int last_start = at.start(chunks, count - 1);
-  for (int i = 0; i < count; ++i) {
-    const int64_t key = begin + i * x.key_stride();
-    const float writes = at.start(chunks, i) == last_start ? expf(sum - chunks.sums[key]) : 0;
-    const float k = load<1>(static_cast<const T*>(x.k) + key)[0];
-    chunks.k_rest[key] = k * at.of_row(chunks.marks.k_inverse, i) * writes;
-  }
-  chunks.kept[at.kept_at() + element] = last_start < first ? expf(sum) : 0;
-}
-
-constexpr int kDepth = 16;  // elements of keys at a time
-constexpr int kOwnRows = 8;
-constexpr int kOwnColumns = 4;
-constexpr int kColumnOwners = kDeltaRows / kOwnColumns;
-static_assert(kDeltaSquare == kExactThreads * kOwnRows * kOwnColumns);
-
-/// Elements of a chunk's unit queries and keys, and of the sums of their decays.
-struct KeySlices {
-  float q[kDepth][kDeltaRows + 1];
-  float k[kDepth][kDeltaRows + 1];
-  float sums[kDepth][kDeltaRows + 1];  // in units of log 2
-};
-
-/// Pairs of a chunk's tokens: a thread has 8 readers by 4 writers.
-template <typename T>
-struct KdaPairs {
-  const DeltaOperands& x;
-  const KdaChunks& chunks;
-  const KdaPlace<T>& at;
-  float of_queries[kOwnRows][kOwnColumns] = {};
-  float of_keys[kOwnRows][kOwnColumns] = {};
-
-  static __device__ int row(int i) {
-    return static_cast<int>(threadIdx.x) / kColumnOwners * kOwnRows + i;
-  }
-  static __device__ int column(int j) {
-    return static_cast<int>(threadIdx.x) % kColumnOwners * kOwnColumns + j;
-  }
-
-  __device__ void load(KeySlices& slices, int first) const {
-    const int count = at.count();
-    for (int n = static_cast<int>(threadIdx.x); n < kDepth * kDeltaRows; n += kExactThreads) {
-      const int i = n / kDepth;
-      const int e = n % kDepth;
-      const bool there = i < count && first + e < x.key_size;
-      const int64_t key = at.key_at() + i * x.key_stride() + first + e;
-      slices.q[e][i] = there ? cuda::load<1>(static_cast<const T*>(x.q) + key)[0] : 0;
-      slices.k[e][i] = there ? cuda::load<1>(static_cast<const T*>(x.k) + key)[0] : 0;
-      slices.sums[e][i] = there ? chunks.sums[key] * kLog2E : 0;
-    }
-    __syncthreads();
-  }
-
-  /// Of elements of keys that are in shared memory. A later token's factor is 1 here: it is masked.
-  __device__ void add(const KeySlices& slices) {
-    for (int e = 0; e < kDepth; ++e) {
-#pragma unroll
-      for (int j = 0; j < kOwnColumns; ++j) {
-        const float k = slices.k[e][column(j)];
-        const float sum = slices.sums[e][column(j)];
-#pragma unroll
-        for (int i = 0; i < kOwnRows; ++i) {
-          const float decayed = k * fast_exp2(fminf(slices.sums[e][row(i)] - sum, 0));
-          of_queries[i][j] += slices.q[e][row(i)] * decayed;
-          of_keys[i][j] += slices.k[e][row(i)] * decayed;
-        }
-      }
-    }
-    __syncthreads();
-  }
-};
 
 /// The inverse of I + `a`, which lies below the diagonal: a thread makes a column.
 __device__ __forceinline__ void invert(float (*inverse)[kDeltaRows + 1],
@@ -126,30 +28,14 @@ __global__ void __launch_bounds__(kExactThreads)
   } shared;
   wait_for_earlier();
   const KdaPlace<T> at{{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)}};
-  KdaPairs<T> pairs{x, chunks, at};
-  for (int first = 0; first < x.key_size; first += kDepth) {
-    pairs.load(shared.slices, first);
-    pairs.add(shared.slices);
-  }
-  const int count = at.count();
-#pragma unroll
-  for (int r = 0; r < kOwnRows; ++r) {
-#pragma unroll
-    for (int c = 0; c < kOwnColumns; ++c) {
-      const int i = pairs.row(r);
-      const int j = pairs.column(c);
-      const int64_t element = at.square_at() + i * kDeltaRows + j;
-      const bool joined = j <= i && i < count && at.start(chunks, i) == at.start(chunks, j);
-      const float scale = joined ? at.of_row(chunks.marks.k_inverse, j) : 0;
-      chunks.p[element] = joined ? pairs.of_queries[r][c] * scale * kda_query_scale(x) *
-                                       at.of_row(chunks.marks.q_inverse, i)
-                                 : 0;
-      const float of_keys =
-          joined && j < i ? pairs.of_keys[r][c] * scale * at.of_row(chunks.marks.k_inverse, i) : 0;
-      if (chunks.a != nullptr) chunks.a[element] = of_keys;
-      a[i][j] = i < count ? at.beta(i) * of_keys : 0;
-    }
-  }
+  KdaPairs<T> pairs{x, chunks.marks, chunks.sums, at};
+  pairs.find(shared.slices);
+  pairs.for_each([&](int i, int j, float of_queries, float of_keys) {
+    const int64_t element = at.square_at() + i * kDeltaRows + j;
+    chunks.p[element] = of_queries;
+    if (chunks.a != nullptr) chunks.a[element] = of_keys;
+    a[i][j] = i < at.count() ? at.beta(i) * of_keys : 0;
+  });
   __syncthreads();
   invert(shared.inverse, a);
   __syncthreads();
@@ -271,7 +157,10 @@ void launch_kda(const DeltaOperands& x, const KdaChunks& chunks, bool keeps, voi
   const auto slices = static_cast<unsigned>(divide_up(x.key_size, kDecayThreads));
   const auto columns = static_cast<unsigned>(divide_up(x.value_size, kDeltaColumns));
   with_type(x.dtype, [&]<typename T>() {
-    launch_early(decay_keys<T>, {dim3(count, heads, slices), kDecayThreads}, stream, x, chunks);
+    const KdaKeys<float> keys = {chunks.marks,  chunks.sums,   chunks.q_kept,
+                                 chunks.k_kept, chunks.k_rest, chunks.kept};
+    launch_early(decay_keys<T, float>, {dim3(count, heads, slices), kDecayThreads}, stream, x,
+                 keys);
     launch_early(compare_keys<T>, {dim3(count, heads), kExactThreads}, stream, x, chunks);
     launch_early(scan_chunks<T>, {dim3(heads, columns), kExactThreads}, stream, x, chunks, keeps,
                  static_cast<T*>(o));

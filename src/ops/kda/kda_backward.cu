@@ -116,10 +116,21 @@ void launch_kda_backward(const DeltaOperands& x, const KdaChunks& chunks, const 
     launch_early(scan_chunks_back<T>, {dim3(heads, columns), kExactThreads}, stream, x, chunks,
                  grads);
   });
-  launch_kda_finish(x, chunks, grads, stream);
-  launch_delta_unit_grads(
-      x, chunks.marks, {.of_q = chunks.q_kept, .of_k = chunks.k_kept, .q = grads.q, .k = grads.k},
-      stream);
+  launch_kda_finish(x,
+                    {.in_bf16 = false,
+                     .marks = chunks.marks,
+                     .sums = chunks.sums,
+                     .kept = chunks.kept,
+                     .p = chunks.p,
+                     .a = chunks.a,
+                     .written = chunks.written,
+                     .of_right = chunks.of_right,
+                     .states = chunks.states,
+                     .state_grads = chunks.state_grads,
+                     .of_q = chunks.q_kept,
+                     .of_k = chunks.k_kept,
+                     .of_rest = chunks.k_rest},
+                    grads, stream);
 }
 
 }  // namespace tessera::cuda

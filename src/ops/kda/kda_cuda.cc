@@ -72,19 +72,78 @@ PlacedChunks place(const KdaSpec& spec, int64_t tokens, KdaPass pass, std::span<
   return {x, layout.num_bytes()};
 }
 
+struct PlacedFastKda {
+  cuda::FastKda scratch;
+  int64_t num_bytes = 0;
+};
+
+PlacedFastKda place_fast(const KdaSpec& spec, int64_t tokens, KdaPass pass,
+                         std::span<std::byte> memory) {
+  WorkspaceLayout layout;
+  const auto floats = [&](int64_t count) {
+    return workspace_part<float>(memory, layout.add<float>(count));
+  };
+  const auto rounded = [&](int64_t count) {
+    return workspace_part<Bf16>(memory, layout.add<Bf16>(count));
+  };
+  const int64_t heads = spec.num_heads;
+  const int64_t tasks = cuda::num_delta_chunks(tokens) * heads;
+  const int64_t states = tasks * spec.key_size * spec.value_size;
+  const int64_t values = tokens * heads * spec.value_size;
+  const int64_t keys = tokens * heads * spec.key_size;
+  cuda::FastKda x{};
+  x.delta.starts = workspace_part<int32_t>(memory, layout.add<int32_t>(tokens));
+  x.delta.factors =
+      workspace_part<cuda::DeltaFactors>(memory, layout.add<cuda::DeltaFactors>(tasks));
+  x.delta.inverse = rounded(tasks * cuda::kDeltaSquare);
+  x.delta.p_inverse = rounded(tasks * cuda::kDeltaSquare);
+  x.marks = {.starts = x.delta.starts,
+             .q_inverse = floats(tokens * heads),
+             .k_inverse = floats(tokens * heads),
+             .sums = nullptr};
+  x.sums = floats(keys);
+  x.kept = floats(tasks * spec.key_size);
+  for (void** part : {&x.q_kept, &x.k_kept, &x.k_rest}) *part = rounded(keys);
+  if (pass == KdaPass::kBackward) {
+    x.delta.states = rounded(states);
+    x.delta.state_grads = rounded(states);
+    x.delta.written = rounded(values);
+    x.delta.of_right = rounded(values);
+    x.a = floats(tasks * cuda::kDeltaSquare);
+    x.p = floats(tasks * cuda::kDeltaSquare);
+    for (float** part : {&x.of_q, &x.of_k, &x.of_rest}) *part = floats(keys);
+  }
+  return {x, layout.num_bytes()};
+}
+
+bool is_fast(const KdaSpec& spec, DType dtype) {
+  return cuda::takes_fast_delta(dtype, spec.key_size, spec.value_size);
+}
+
+/// `states`: those that go on, or null.
+void run_forward(const KdaSpec& spec, const cuda::DeltaOperands& x, const KernelArgs& args, void* o,
+                 float* states) {
+  const KdaPass pass = states == nullptr ? KdaPass::kForward : KdaPass::kCached;
+  const cudaStream_t stream = cuda::stream_of(args);
+  if (is_fast(spec, x.dtype)) {
+    const PlacedFastKda placed = place_fast(spec, x.tokens, pass, args.workspace);
+    cuda::launch_fast_kda(x, placed.scratch, o, states, stream);
+    return;
+  }
+  PlacedChunks placed = place(spec, x.tokens, pass, args.workspace);
+  if (states != nullptr) placed.chunks.states = states;
+  cuda::launch_kda(x, placed.chunks, false, o, stream);
+}
+
 void kda(const Kda& op, const Args<Kda>& args) {
-  const cuda::DeltaOperands x = describe_packed(op.spec(), args);
-  const PlacedChunks placed = place(op.spec(), x.tokens, KdaPass::kForward, args.workspace);
-  cuda::launch_kda(x, placed.chunks, false, args.out(Kda::kO).data, cuda::stream_of(args));
+  run_forward(op.spec(), describe_packed(op.spec(), args), args, args.out(Kda::kO).data, nullptr);
 }
 
 void kda_cached(const KdaCached& op, const Args<KdaCached>& args) {
   using Op = KdaCached;
   cuda::DeltaOperands x = describe(op.spec(), args);
   x.start = args.in(Op::kStart).as<int32_t>();
-  PlacedChunks placed = place(op.spec(), x.tokens, KdaPass::kCached, args.workspace);
-  placed.chunks.states = args.out(Op::kStates).as<float>();
-  cuda::launch_kda(x, placed.chunks, false, args.out(Op::kO).data, cuda::stream_of(args));
+  run_forward(op.spec(), x, args, args.out(Op::kO).data, args.out(Op::kStates).as<float>());
 }
 
 void kda_batch(const KdaBatch& op, const Args<KdaBatch>& args) {
@@ -111,8 +170,12 @@ void kda_backward(const KdaBackward& op, const Args<KdaBackward>& args) {
                                   .v = args.out(Op::kGradV).data,
                                   .decay = args.out(Op::kGradDecay).as<float>(),
                                   .beta = args.out(Op::kGradBeta).as<float>()};
-  const PlacedChunks placed = place(op.spec(), x.tokens, KdaPass::kBackward, args.workspace);
   const cudaStream_t stream = cuda::stream_of(args);
+  if (is_fast(op.spec(), x.dtype)) {
+    const PlacedFastKda fast = place_fast(op.spec(), x.tokens, KdaPass::kBackward, args.workspace);
+    return cuda::launch_fast_kda_backward(x, fast.scratch, grads, stream);
+  }
+  const PlacedChunks placed = place(op.spec(), x.tokens, KdaPass::kBackward, args.workspace);
   cuda::launch_kda(x, placed.chunks, true, nullptr, stream);
   cuda::launch_kda_backward(x, placed.chunks, grads, stream);
 }
@@ -126,7 +189,9 @@ void check_limits(const KdaOperator& op, std::span<const ValueType> inputs) {
 template <KdaPass kPass>
 int64_t workspace(const KdaOperator& op, std::span<const ValueType> inputs) {
   check_limits(op, inputs);
-  return place(op.spec(), inputs[Kda::kV].shape[0], kPass, {}).num_bytes;
+  const ValueType& v = inputs[Kda::kV];
+  return is_fast(op.spec(), v.dtype) ? place_fast(op.spec(), v.shape[0], kPass, {}).num_bytes
+                                     : place(op.spec(), v.shape[0], kPass, {}).num_bytes;
 }
 
 /// None; its limits are checked.

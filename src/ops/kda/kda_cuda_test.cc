@@ -107,6 +107,16 @@ TEST_F(KdaCuda, TinyShape) {
   check({{2, 66, 64}, {0, 66}}, {.once = true});
 }
 
+/// On tensor cores.
+TEST_F(KdaCuda, TinyFast) {
+  check({{2, 64, 64}, {0, 3, 70}}, {.dtypes = {DType::kBF16}, .once = true});
+}
+
+TEST_F(KdaCuda, HeadsOf64) {
+  check({{2, 64, 128}, {0, 100, 164, 230}});
+  check({{2, 128, 64}, {0, 64, 128, 257}});
+}
+
 /// Rows [begin, end) of a tensor [T, C].
 Tensor rows_of(const Tensor& x, int64_t begin, int64_t end) {
   const int64_t bytes = x.shape[1] * dtype_size(x.dtype);

@@ -18,12 +18,12 @@ struct KdaSums {
   /// By all threads of the block; beta's gradients begin with `from` [T, N], or 0 where that is
   /// null.
   template <typename T>
-  __device__ void begin(const KdaPlace<T>& at, const KdaChunks& chunks, const float* from) {
+  __device__ void begin(const KdaPlace<T>& at, const KdaFinishScratch& scratch, const float* from) {
     const auto i = static_cast<int>(threadIdx.x);
     const int count = at.count();
     if (i < kDeltaRows) {
       of_beta[i] = i < count && from != nullptr ? at.of_row(from, i) : 0;
-      starts[i] = i < count ? at.start(chunks, i) : INT32_MIN;
+      starts[i] = i < count ? at.start(scratch.marks, i) : INT32_MIN;
     }
     __syncthreads();
   }
@@ -48,40 +48,40 @@ struct KdaSums {
 };
 
 /// The gradients of one head's squares and, with those, of beta in a chunk.
-template <typename T>
+template <typename T, typename Kept>
 struct KdaSquareGrads {
-  using OfOutputs = DeltaTile<AlongRows<T>, AlongRows<float>>;
-  using OfRight = DeltaTile<AlongRows<float>, AlongRows<float>>;
+  using OfOutputs = DeltaTile<AlongRows<T>, AlongRows<Kept>>;
+  using OfRight = DeltaTile<AlongRows<Kept>, AlongRows<Kept>>;
   union Shared {
     typename OfOutputs::Shared outputs;
     typename OfRight::Shared right;
   };
 
   const DeltaOperands& x;
-  const KdaChunks& chunks;
+  const KdaFinishScratch& scratch;
   const DeltaGrads& grads;
   const KdaPlace<T> at;
   KdaSums& own;
   Shared& shared;
   int count;
 
-  __device__ AlongRows<float> values(const float* from) const {
-    return {from + at.value_at(), count, x.value_stride()};
+  __device__ AlongRows<Kept> values(const void* from) const {
+    return {static_cast<const Kept*>(from) + at.value_at(), count, x.value_stride()};
   }
 
   /// Gradients of P and A where these were.
   __device__ void find() {
-    float* p = chunks.p + at.square_at();
-    float* a = chunks.a + at.square_at();
+    float* p = scratch.p + at.square_at();
+    float* a = scratch.a + at.square_at();
     OfOutputs of_outputs;
     of_outputs.add(shared.outputs,
                    {static_cast<const T*>(grads.o) + at.value_at(), count, x.value_stride()}, 0,
-                   values(chunks.written), 0, 0, x.value_size);
+                   values(scratch.written), 0, 0, x.value_size);
     of_outputs.for_each([&](int i, int j, float sum) {
       p[i * kDeltaRows + j] = i < count && j <= i && own.joins(i, j) ? sum : 0;
     });
     OfRight of_right;
-    of_right.add(shared.right, values(chunks.of_right), 0, values(chunks.written), 0, 0,
+    of_right.add(shared.right, values(scratch.of_right), 0, values(scratch.written), 0, 0,
                  x.value_size);
     of_right.for_each([&](int i, int j, float sum) {
       const bool there = i < count && j < i && own.joins(i, j);
@@ -95,10 +95,12 @@ struct KdaSquareGrads {
   __device__ void add_of_values() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int i = static_cast<int>(threadIdx.x) / 32; i < count; i += kExactThreads / 32) {
-      const float* grad = chunks.of_right + at.value_at() + i * x.value_stride();
+      const Kept* grad =
+          static_cast<const Kept*>(scratch.of_right) + at.value_at() + i * x.value_stride();
       const T* value = at.v() + i * x.value_stride();
       float sum = 0;
-      for (int j = lane; j < x.value_size; j += 32) sum += grad[j] * static_cast<float>(value[j]);
+      for (int j = lane; j < x.value_size; j += 32)
+        sum += static_cast<float>(grad[j]) * static_cast<float>(value[j]);
       sum = sum_lanes(sum);
       if (lane == 0) own.of_beta[i] += sum;
     }
@@ -106,15 +108,16 @@ struct KdaSquareGrads {
   }
 };
 
-template <typename T>
+template <typename T, typename Kept>
 __global__ void __launch_bounds__(kExactThreads)
-    find_square_grads(const __grid_constant__ DeltaOperands x, KdaChunks chunks, DeltaGrads grads) {
+    find_square_grads(const __grid_constant__ DeltaOperands x, KdaFinishScratch scratch,
+                      DeltaGrads grads) {
   __shared__ KdaSums own;
-  __shared__ typename KdaSquareGrads<T>::Shared shared;
+  __shared__ typename KdaSquareGrads<T, Kept>::Shared shared;
   wait_for_earlier();
   const KdaPlace<T> at{{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)}};
-  own.begin(at, chunks, nullptr);
-  KdaSquareGrads<T> squares{x, chunks, grads, at, own, shared, at.count()};
+  own.begin(at, scratch, nullptr);
+  KdaSquareGrads<T, Kept> squares{x, scratch, grads, at, own, shared, at.count()};
   squares.find();
   squares.add_of_values();
   own.end(at, grads.beta);
@@ -127,7 +130,7 @@ constexpr int kPairRows = 8;  // tokens that a thread holds at a time, as reader
 template <typename T>
 struct KdaPairGrads {
   const DeltaOperands& x;
-  const KdaChunks& chunks;
+  const KdaFinishScratch& scratch;
   const KdaPlace<T>& at;
   float2 (&of_squares)[kDeltaRows][kDeltaRows];    // of P and A
   float (&of_writers)[kDeltaRows][kExactThreads];  // a column is its thread's alone
@@ -142,13 +145,13 @@ struct KdaPairGrads {
   __device__ Token token(int i) const {
     if (i >= count) return {0, 0, 0};
     const int64_t key = first + i * x.key_stride();
-    return {chunks.sums[key] * kLog2E,
+    return {scratch.sums[key] * kLog2E,
             load<1>(static_cast<const T*>(x.q) + key)[0] * kda_query_scale(x) *
-                at.of_row(chunks.marks.q_inverse, i),
-            load<1>(static_cast<const T*>(x.k) + key)[0] * at.of_row(chunks.marks.k_inverse, i)};
+                at.of_row(scratch.marks.q_inverse, i),
+            load<1>(static_cast<const T*>(x.k) + key)[0] * at.of_row(scratch.marks.k_inverse, i)};
   }
 
-  /// Writes what reaches readers to q_kept and k_kept.
+  /// Writes what reaches readers to of_q and of_k.
   __device__ void add(float* to_writers) {
     for (int j = 0; j < kDeltaRows; ++j) of_writers[j][threadIdx.x] = 0;
     for (int i = 0; i < count; i += kPairRows) {
@@ -162,8 +165,8 @@ struct KdaPairGrads {
       for (int r = 0; r < kPairRows; ++r) {
         if (i + r >= count) break;
         const int64_t key = first + (i + r) * x.key_stride();
-        chunks.q_kept[key] = of_query[r];
-        chunks.k_kept[key] = of_key[r];
+        scratch.of_q[key] = of_query[r];
+        scratch.of_k[key] = of_key[r];
       }
     }
     for (int j = 0; j < count; ++j)
@@ -201,35 +204,36 @@ struct PairShared {
 
 template <typename T>
 __global__ void __launch_bounds__(kExactThreads)
-    find_pair_grads(const __grid_constant__ DeltaOperands x, KdaChunks chunks, DeltaGrads grads) {
+    find_pair_grads(const __grid_constant__ DeltaOperands x, KdaFinishScratch scratch,
+                    DeltaGrads grads) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<PairShared*>(memory);
   wait_for_earlier();
   const KdaPlace<T> at{{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)}};
   const int64_t squares = at.square_at();
   for (int i = static_cast<int>(threadIdx.x); i < kDeltaSquare; i += kExactThreads)
-    shared.of_squares[i / kDeltaRows][i % kDeltaRows] = {chunks.p[squares + i],
-                                                         chunks.a[squares + i]};
+    shared.of_squares[i / kDeltaRows][i % kDeltaRows] = {scratch.p[squares + i],
+                                                         scratch.a[squares + i]};
   __syncthreads();
   const int element = static_cast<int>(blockIdx.z) * kExactThreads + static_cast<int>(threadIdx.x);
   if (element >= x.key_size) return;
   KdaPairGrads<T> pairs{
-      x, chunks, at, shared.of_squares, shared.of_writers, at.count(), at.key_at() + element};
+      x, scratch, at, shared.of_squares, shared.of_writers, at.count(), at.key_at() + element};
   pairs.add(grads.decay);
 }
 
 /// The other gradients of one head's q, k, decays and beta in a chunk.
-template <typename T>
+template <typename T, typename Kept>
 struct KdaFinish {
-  using OfOutputs = DeltaTile<AlongRows<T>, AlongRows<float>>;
-  using OfRight = DeltaTile<AlongRows<float>, AlongRows<float>>;
+  using OfOutputs = DeltaTile<AlongRows<T>, AlongRows<Kept>>;
+  using OfRight = DeltaTile<AlongRows<Kept>, AlongRows<Kept>>;
   union Shared {
     typename OfOutputs::Shared outputs;
     typename OfRight::Shared right;
   };
 
   const DeltaOperands& x;
-  const KdaChunks& chunks;
+  const KdaFinishScratch& scratch;
   const DeltaGrads& grads;
   const KdaPlace<T> at;
   KdaSums& own;
@@ -240,19 +244,19 @@ struct KdaFinish {
   __device__ AlongRows<T> grad_o() const {
     return {static_cast<const T*>(grads.o) + at.value_at(), count, x.value_stride()};
   }
-  __device__ AlongRows<float> values(const float* from) const {
-    return {from + at.value_at(), count, x.value_stride()};
+  __device__ AlongRows<Kept> values(const void* from) const {
+    return {static_cast<const Kept*>(from) + at.value_at(), count, x.value_stride()};
   }
-  __device__ AlongRows<float> states(const float* from) const {
-    return {from + at.state_at(at.chunk), x.key_size, x.value_size};
+  __device__ AlongRows<Kept> states(const void* from) const {
+    return {static_cast<const Kept*>(from) + at.state_at(at.chunk), x.key_size, x.value_size};
   }
   __device__ float unit_q(int i, int element) const {
     return static_cast<float>(at.q()[i * x.key_stride() + element]) * kda_query_scale(x) *
-           at.of_row(chunks.marks.q_inverse, i);
+           at.of_row(scratch.marks.q_inverse, i);
   }
   __device__ float unit_k(int i, int element) const {
     return static_cast<float>(at.k()[i * x.key_stride() + element]) *
-           at.of_row(chunks.marks.k_inverse, i);
+           at.of_row(scratch.marks.k_inverse, i);
   }
 
   /// Elements [first, first + 64) of the gradients of q, k and G, the latter's where those of g
@@ -260,12 +264,12 @@ struct KdaFinish {
   /// place. REQUIRES find_pair_grads.
   __device__ void write_elements(int first) {
     OfOutputs of_queries;
-    of_queries.add(shared.outputs, grad_o(), 0, states(chunks.states), first, 0, x.value_size);
+    of_queries.add(shared.outputs, grad_o(), 0, states(scratch.states), first, 0, x.value_size);
     OfRight of_readers;
-    of_readers.add(shared.right, values(chunks.of_right), 0, states(chunks.states), first, 0,
+    of_readers.add(shared.right, values(scratch.of_right), 0, states(scratch.states), first, 0,
                    x.value_size);
     OfRight of_writers;
-    of_writers.add(shared.right, values(chunks.written), 0, states(chunks.state_grads), first, 0,
+    of_writers.add(shared.right, values(scratch.written), 0, states(scratch.state_grads), first, 0,
                    x.value_size);
     const float* query_sums = &of_queries.sums[0][0];
     const float* reader_sums = &of_readers.sums[0][0];
@@ -279,18 +283,18 @@ struct KdaFinish {
       const int element = first + j;
       if (i >= count || element >= x.key_size) return;
       const int64_t key = at.key_at() + i * x.key_stride() + element;
-      const float sum = chunks.sums[key];
-      const float last = chunks.sums[at.key_at() + (count - 1) * x.key_stride() + element];
+      const float sum = scratch.sums[key];
+      const float last = scratch.sums[at.key_at() + (count - 1) * x.key_stride() + element];
       const float reads = own.starts[i] < at.token() ? expf(sum) : 0;
       const float writes = own.starts[i] == last_start ? expf(last - sum) : 0;
       const float k = unit_k(i, element);
       own.square[i][j] = reader_sum * k * reads;
-      chunks.k_rest[key] *= writer_sum;
-      const float of_query = query_sum * reads + chunks.q_kept[key];
-      const float of_reader = chunks.k_kept[key] - at.beta(i) * reader_sum * reads;
+      scratch.of_rest[key] = k * writes * writer_sum;
+      const float of_query = query_sum * reads + scratch.of_q[key];
+      const float of_reader = scratch.of_k[key] - at.beta(i) * reader_sum * reads;
       const float of_writer = writer_sum * writes + grads.decay[key];
-      chunks.q_kept[key] = of_query;
-      chunks.k_kept[key] = of_reader + of_writer;
+      scratch.of_q[key] = of_query;
+      scratch.of_k[key] = of_reader + of_writer;
       grads.decay[key] = unit_q(i, element) * of_query + k * (of_reader - of_writer);
     });
     own.add_of_beta(-1);
@@ -299,14 +303,16 @@ struct KdaFinish {
   /// Of the elements' state that is kept, its product with the gradient of that behind.
   __device__ void find_of_last(int first) {
     const int lane = thread() % 32;
-    const float* kept = chunks.kept + at.kept_at();
+    const float* kept = scratch.kept + at.kept_at();
     for (int j = thread() / 32; j < kDeltaRows; j += kExactThreads / 32) {
       float sum = 0;
       if (first + j < x.key_size && kept[first + j] != 0) {
         const int64_t row = static_cast<int64_t>(first + j) * x.value_size;
-        const float* state = chunks.states + at.state_at(at.chunk) + row;
-        const float* grad = chunks.state_grads + at.state_at(at.chunk) + row;
-        for (int v = lane; v < x.value_size; v += 32) sum += state[v] * grad[v];
+        const Kept* state = static_cast<const Kept*>(scratch.states) + at.state_at(at.chunk) + row;
+        const Kept* grad =
+            static_cast<const Kept*>(scratch.state_grads) + at.state_at(at.chunk) + row;
+        for (int v = lane; v < x.value_size; v += 32)
+          sum += static_cast<float>(state[v]) * static_cast<float>(grad[v]);
         sum = sum_lanes(sum) * kept[first + j];
       }
       if (lane == 0) own.of_last[j] = sum;
@@ -319,7 +325,7 @@ struct KdaFinish {
     const int element = first + thread();
     if (thread() < kDeltaRows && element < x.key_size) {
       float* of_decay = grads.decay + at.key_at() + element;
-      const float* of_rest = chunks.k_rest + at.key_at() + element;
+      const float* of_rest = scratch.of_rest + at.key_at() + element;
       float sum = own.of_last[thread()];
       for (int i = 0; i < count; ++i) sum += of_rest[i * x.key_stride()];
       for (int i = count - 1; i >= 0; --i) {
@@ -332,15 +338,16 @@ struct KdaFinish {
   }
 };
 
-template <typename T>
+template <typename T, typename Kept>
 __global__ void __launch_bounds__(kExactThreads)
-    finish_chunks(const __grid_constant__ DeltaOperands x, KdaChunks chunks, DeltaGrads grads) {
+    finish_chunks(const __grid_constant__ DeltaOperands x, KdaFinishScratch scratch,
+                  DeltaGrads grads) {
   __shared__ KdaSums own;
-  __shared__ typename KdaFinish<T>::Shared shared;
+  __shared__ typename KdaFinish<T, Kept>::Shared shared;
   wait_for_earlier();
   const KdaPlace<T> at{{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)}};
-  own.begin(at, chunks, grads.beta);
-  KdaFinish<T> finish{x, chunks, grads, at, own, shared, at.count()};
+  own.begin(at, scratch, grads.beta);
+  KdaFinish<T, Kept> finish{x, scratch, grads, at, own, shared, at.count()};
   for (int first = 0; first < x.key_size; first += kDeltaRows) {
     finish.write_elements(first);
     finish.find_of_last(first);
@@ -349,23 +356,34 @@ __global__ void __launch_bounds__(kExactThreads)
   own.end(at, grads.beta);
 }
 
-}  // namespace
-
-void launch_kda_finish(const DeltaOperands& x, const KdaChunks& chunks, const DeltaGrads& grads,
-                       cudaStream_t stream) {
+template <typename T, typename Kept>
+void launch(const DeltaOperands& x, const KdaFinishScratch& scratch, const DeltaGrads& grads,
+            cudaStream_t stream) {
   const auto count = static_cast<unsigned>(num_delta_chunks(x.tokens));
   const auto heads = static_cast<unsigned>(x.heads);
   const auto slices = static_cast<unsigned>(divide_up(x.key_size, kExactThreads));
-  with_type(x.dtype, [&]<typename T>() {
-    launch_early(find_square_grads<T>, {dim3(count, heads), kExactThreads}, stream, x, chunks,
-                 grads);
-    check(cudaFuncSetAttribute(find_pair_grads<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               sizeof(PairShared)));
-    launch_early(find_pair_grads<T>,
-                 {dim3(count, heads, slices), kExactThreads, sizeof(PairShared)}, stream, x, chunks,
-                 grads);
-    launch_early(finish_chunks<T>, {dim3(count, heads), kExactThreads}, stream, x, chunks, grads);
-  });
+  launch_early(find_square_grads<T, Kept>, {dim3(count, heads), kExactThreads}, stream, x, scratch,
+               grads);
+  check(cudaFuncSetAttribute(find_pair_grads<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             sizeof(PairShared)));
+  launch_early(find_pair_grads<T>, {dim3(count, heads, slices), kExactThreads, sizeof(PairShared)},
+               stream, x, scratch, grads);
+  launch_early(finish_chunks<T, Kept>, {dim3(count, heads), kExactThreads}, stream, x, scratch,
+               grads);
+}
+
+}  // namespace
+
+void launch_kda_finish(const DeltaOperands& x, const KdaFinishScratch& scratch,
+                       const DeltaGrads& grads, cudaStream_t stream) {
+  if (scratch.in_bf16) {
+    launch<BFloat16, BFloat16>(x, scratch, grads, stream);
+  } else {
+    with_type(x.dtype, [&]<typename T>() { launch<T, float>(x, scratch, grads, stream); });
+  }
+  launch_delta_unit_grads(x, scratch.marks,
+                          {.of_q = scratch.of_q, .of_k = scratch.of_k, .q = grads.q, .k = grads.k},
+                          stream);
 }
 
 }  // namespace tessera::cuda

@@ -35,8 +35,46 @@ void launch_kda(const DeltaOperands& x, const KdaChunks& chunks, bool keeps, voi
 void launch_kda_backward(const DeltaOperands& x, const KdaChunks& chunks, const DeltaGrads& grads,
                          cudaStream_t stream);
 
-/// A part of it: what is left when states' gradients and those of v are there.
-void launch_kda_finish(const DeltaOperands& x, const KdaChunks& chunks, const DeltaGrads& grads,
-                       cudaStream_t stream);
+/// What the last step of the backward pass reads and gives.
+struct KdaFinishScratch {
+  bool in_bf16;  ///< what scans left, else F32
+  DeltaMarks marks;
+  const float* sums;
+  const float* kept;
+  float* p;  ///< for the gradient of P
+  float* a;  ///< A, in whose place its gradient goes
+  const void* written;
+  const void* of_right;
+  const void* states;
+  const void* state_grads;
+  float* of_q;  ///< [T, N, Dk] gradients of unit queries and keys
+  float* of_k;
+  float* of_rest;  ///< [T, N, Dk]
+};
+void launch_kda_finish(const DeltaOperands& x, const KdaFinishScratch& scratch,
+                       const DeltaGrads& grads, cudaStream_t stream);
+
+/// Scratch memory of the kernels for BF16 and sizes that takes_fast_delta takes: as KdaChunks, but
+/// with operands of products in BF16.
+struct FastKda {
+  FastDelta delta;  ///< without totals; rows' factors are 1 but for beta
+  DeltaMarks marks;
+  float* sums;
+  void* q_kept;
+  void* k_kept;
+  void* k_rest;
+  float* kept;
+  // Of the backward pass.
+  float* a;
+  float* p;
+  float* of_q;
+  float* of_k;
+  float* of_rest;
+};
+/// `states` as in FastDeltaForward.
+void launch_fast_kda(const DeltaOperands& x, const FastKda& scratch, void* o, float* states,
+                     cudaStream_t stream);
+void launch_fast_kda_backward(const DeltaOperands& x, const FastKda& scratch,
+                              const DeltaGrads& grads, cudaStream_t stream);
 
 }  // namespace tessera::cuda

@@ -22,8 +22,8 @@ struct KdaPlace : DeltaPlace<T> {
   __device__ float of_row(const float* values, int i) const {
     return values[(this->token() + i) * x.heads + head];
   }
-  __device__ int start(const KdaChunks& chunks, int i) const {
-    return chunks.marks.starts[this->token() + i];
+  __device__ int start(const DeltaMarks& marks, int i) const {
+    return marks.starts[this->token() + i];
   }
 };
 
