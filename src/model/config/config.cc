@@ -62,10 +62,12 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                    {"geglu", Activation::kGeGLU},
                    {"geglu_tanh", Activation::kGeGLUTanh},
                    {"swiglu_oai", Activation::kSwiGLUOai},
+                   {"swiglu_clamped", Activation::kSwiGLUClamped},
                    {"gelu", Activation::kGelu},
                    {"gelu_tanh", Activation::kGeluTanh},
                    {"relu2", Activation::kRelu2}},
                   "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU; "
+                  "swiglu_clamped: DeepSeek-V4's, silu(min(gate, 10)) * up with up from -10 to 10; "
                   "relu2: the square of ReLU");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
   schema.add("model.post_norms", &config.post_norms,

@@ -69,8 +69,10 @@ void validate_expert_choice(const MoeConfig& moe) {
 
 void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add_enum("moe.score", &moe.score,
-                  {{"softmax", ScoreFunction::kSoftmax}, {"sigmoid", ScoreFunction::kSigmoid}},
-                  "Router scores");
+                  {{"softmax", ScoreFunction::kSoftmax},
+                   {"sigmoid", ScoreFunction::kSigmoid},
+                   {"sqrtsoftplus", ScoreFunction::kSqrtSoftplus}},
+                  "Router scores; sqrtsoftplus: the root of ln(1 + e^logit), as in DeepSeek-V4");
   schema.add_enum(
       "moe.score_order", &moe.score_order,
       {{"before_top_k", ScoreOrder::kBeforeTopK}, {"after_top_k", ScoreOrder::kAfterTopK}},

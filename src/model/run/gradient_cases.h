@@ -150,6 +150,15 @@ inline std::vector<Case> gradient_cases() {
                   c.moe.score = ScoreFunction::kSigmoid;
                   c.moe.balance_scope = BalanceTokens::kModel;
                 }),
+      make_case("root_of_softplus",
+                [](ModelConfig& c) {
+                  c.activation = Activation::kSwiGLUClamped;
+                  c.moe.score = ScoreFunction::kSqrtSoftplus;
+                  c.moe.score_scale = 1.5;
+                  c.moe.balance_scope = BalanceTokens::kSequence;
+                  c.moe.z_loss_coefficient = 0.01;
+                  c.moe.expert_bias = true;
+                }),
       make_case("biases",
                 [](ModelConfig& c) {
                   c.qkv_bias = c.output_bias = c.mlp_bias = true;

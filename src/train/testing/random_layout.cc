@@ -111,7 +111,8 @@ void draw_attention(Draw& draw, RandomLayout& result) {
 }
 
 void draw_router(Draw& draw, MoeConfig& moe) {
-  moe.score = draw.of({ScoreFunction::kSoftmax, ScoreFunction::kSigmoid});
+  moe.score =
+      draw.of({ScoreFunction::kSoftmax, ScoreFunction::kSigmoid, ScoreFunction::kSqrtSoftplus});
   moe.score_order = moe.score == ScoreFunction::kSoftmax && draw.chance(3)
                         ? ScoreOrder::kAfterTopK
                         : ScoreOrder::kBeforeTopK;
@@ -179,7 +180,8 @@ void draw_biases(Draw& draw, RandomLayout& result) {
   if (model.moe.num_experts == 0) return;
   model.moe.mlp_bias = draw.chance(3);
   model.moe.router_bias = draw.chance(3);
-  if (draw.chance(4)) model.activation = Activation::kSwiGLUOai;
+  if (draw.chance(4))
+    model.activation = draw.of({Activation::kSwiGLUOai, Activation::kSwiGLUClamped});
 }
 
 /// What scales hidden states, scores and logits, and when heads are normed.
