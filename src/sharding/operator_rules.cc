@@ -10,6 +10,7 @@
 #include "ops/round_values/round_values.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/stream_weights/stream_weights.h"
 #include "sharding/rule_table.h"
 
 namespace tessera {
@@ -244,6 +245,12 @@ ShardStatesOf router_backward(const AxisCall& call) {
   return follow(call, rule);
 }
 
+/// Streams that collapse for good are not mixed.
+ShardStatesOf stream_weights(const AxisCall& call) {
+  const bool collapses = dynamic_cast<const StreamWeights&>(call.op).spec().collapses;
+  return follow(call, collapses ? "l:tM s:p b:M -> q:tN" : "l:tM s:p b:M -> q:tN o:tN c:tK");
+}
+
 /// The counts of micro-batches in hand, of all data-parallel ranks: each takes those before its
 /// own.
 ShardStatesOf running_counts(const AxisCall& call) {
@@ -289,6 +296,16 @@ const std::map<std::string_view, Rule>& rules() {
       {"square_sums_backward", square_sums_backward},
       {"spread_norm", "x:tn w:n s:t -> y:tn"},
       {"spread_norm_backward", "x:tn w:n s:t g:tn -> dx:tn=g ds:t=g dw:n=g"},
+      // Residual streams.
+      {"stream_logits", "x:tW w:MW -> l:tM r:t"},
+      {"stream_logits_backward", "x:tW w:MW l:tM r:t g:tM a:tW -> dx:tW=g+a dw:MW=g"},
+      {"stream_weights", stream_weights},
+      {"stream_weights_backward",
+       "l:tM s:p b:M g:tN o:tN c:tK -> dl:tM=g+o+c ds:p=g+o+c db:M=g+o+c"},
+      {"collapse_streams", "x:tW p:tN -> y:tH"},
+      {"collapse_streams_backward", "x:tW p:tN g:tH a:tW -> dx:tW=g+a dp:tN=g"},
+      {"mix_streams", "x:tW v:tH o:tN c:tK -> y:tW"},
+      {"mix_streams_backward", "x:tW v:tH o:tN c:tK g:tW -> dx:tW=g dv:tH=g do:tN=g dc:tK=g"},
       // Attention.
       {"rope", rope},
       {"rope_backward", rope},
@@ -339,6 +356,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"expert_scale_backward", "p:tk i:tk s:E g:tk -> dp:tk=g ds:E=g"},
       {"zero_experts", "x:tH p:tk i:tk -> y:tH=xp j:tk"},
       {"zero_experts_backward", "x:tH p:tk i:tk g:tH -> dx:tH=gp dp:tk=gx"},
+      {"hash_experts", "i:t w:Vk -> e:tk"},
       {"router", router},
       {"router_backward", router_backward},
       {"balance_statistics", "l:tE i:tk s:t -> c~:gE q~:gE"},

@@ -11,6 +11,7 @@
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
+#include "ops/collapse_streams/collapse_streams.h"
 #include "ops/collective/collective.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
@@ -27,6 +28,7 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/hash_experts/hash_experts.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
 #include "ops/kda/kda.h"
@@ -38,6 +40,7 @@
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
+#include "ops/mix_streams/mix_streams.h"
 #include "ops/multiply/multiply.h"
 #include "ops/muon/muon.h"
 #include "ops/newton_schulz/newton_schulz.h"
@@ -70,6 +73,8 @@
 #include "ops/sparse_attention/sparse_attention.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
+#include "ops/stream_logits/stream_logits.h"
+#include "ops/stream_weights/stream_weights.h"
 #include "ops/top_p/top_p.h"
 #include "ops/unit_norm/unit_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
@@ -92,6 +97,7 @@ KernelTable make_cuda_kernels() {
   add_choose_token_cuda(table);
   add_collective_cuda(table);
   add_cache_append_cuda(table);
+  add_collapse_streams_cuda(table);
   add_delta_gates_cuda(table);
   add_dequantize_cuda(table);
   add_destinations_cuda(table);
@@ -106,6 +112,7 @@ KernelTable make_cuda_kernels() {
   add_gated_norm_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
+  add_hash_experts_cuda(table);
   add_index_topk_cuda(table);
   add_jitter_cuda(table);
   add_kda_cuda(table);
@@ -117,6 +124,7 @@ KernelTable make_cuda_kernels() {
   add_joined_linear_cuda(table);
   add_linear_cuda(table);
   add_max_logits_cuda(table);
+  add_mix_streams_cuda(table);
   add_multiply_cuda(table);
   add_muon_cuda(table);
   add_newton_schulz_cuda(table);
@@ -149,6 +157,8 @@ KernelTable make_cuda_kernels() {
   add_sparse_attention_cuda(table);
   add_spread_norm_cuda(table);
   add_ssd_scan_cuda(table);
+  add_stream_logits_cuda(table);
+  add_stream_weights_cuda(table);
   add_top_p_cuda(table);
   add_unit_norm_cuda(table);
   add_vocab_loss_cuda(table);
