@@ -16,7 +16,7 @@ MapBuilder::MapBuilder(const Family& family, const ModelConfig& model, DType dty
     add_own({spec.name, spec.shape, spec.dtype});
   }
   for (int64_t layer = 0; layer < model.all_layers(); ++layer) {
-    if (!model.is_moe_layer(layer)) continue;
+    if (!model.is_moe_layer(layer) || model.is_hash_layer(layer)) continue;
     add_own({layer_parameter_name(model, layer, "moe.expert_bias"), {model.moe.num_experts}});
   }
 }

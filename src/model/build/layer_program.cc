@@ -131,7 +131,9 @@ const char* mixer_name(LayerKind kind) {
 
 const char* mlp_name(LayerKind kind) {
   if (kind.no_mlp) return "only_";
+  if (kind.no_mixer && kind.hash) return "hash_moe_only_";
   if (kind.no_mixer) return kind.moe ? "moe_only_" : "mlp_only_";
+  if (kind.hash) return "hash_moe_";
   return kind.moe ? "moe_" : "dense_";
 }
 

@@ -220,22 +220,29 @@ bool in_clipped(const Context& c) {
 bool in_moe(const Context& c) {
   return in_layers(c) && c.kind.moe;
 }
+/// Whether training evens the loads out.
+bool in_balanced_moe(const Context& c) {
+  return in_moe(c) && !c.kind.hash;
+}
+bool in_hash_moe(const Context& c) {
+  return in_moe(c) && c.kind.hash;
+}
 /// Whether sequences have bounds that something reads: a mixer, or a router that balances within
 /// them.
 bool in_bounded(const Context& c) {
-  const bool balanced = in_moe(c) && !c.cache &&
+  const bool balanced = in_balanced_moe(c) && !c.cache &&
                         c.config.moe.balance_scope == BalanceTokens::kSequence &&
                         !spreads_balance(c.config, c.groups);
   return (in_packed(c) && !in_chunked(c)) || in_paged(c) || in_slots(c) || balanced;
 }
 bool in_biased_moe(const Context& c) {
-  return in_moe(c) && c.config.moe.has_expert_bias();
+  return in_balanced_moe(c) && c.config.moe.has_expert_bias();
 }
 bool in_globally_balanced(const Context& c) {
-  return in_moe(c) && c.config.moe.balance_scope == BalanceTokens::kGlobalBatch;
+  return in_balanced_moe(c) && c.config.moe.balance_scope == BalanceTokens::kGlobalBatch;
 }
 bool in_spread_balance(const Context& c) {
-  return in_moe(c) && spreads_balance(c.config, c.groups);
+  return in_balanced_moe(c) && spreads_balance(c.config, c.groups);
 }
 bool in_shared_capacity(const Context& c) {
   return in_moe(c) && shares_capacity(c.config.moe, c.groups);
@@ -244,7 +251,7 @@ bool in_weighted_head(const Context& c) {
   return in_head(c) && c.shape.weighted_tokens;
 }
 bool in_replaying_moe(const Context& c) {
-  return in_moe(c) && c.shape.replays_routing;
+  return in_balanced_moe(c) && c.shape.replays_routing;
 }
 bool in_telling_moe(const Context& c) {
   return in_moe(c) && c.shape.tells_routing;
@@ -253,7 +260,7 @@ bool in_jittered_moe(const Context& c) {
   return in_moe(c) && jitters(c.config.moe, c.shape);
 }
 bool in_noisy_moe(const Context& c) {
-  return in_moe(c) && takes_noise(c.config.moe, c.shape);
+  return in_moe(c) && takes_noise(c.config.of_layer(c.kind).moe, c.shape);
 }
 bool in_predicting(const Context& c) {
   return in_layers(c) && c.kind.mtp;
@@ -295,12 +302,13 @@ constexpr PortRule kRules[] = {
      in_shared_capacity},
     {Port::kReplayedExperts, "replayed_experts", kIn,
      "choices for own tokens; -1: the router's own", own_choices, in_replaying_moe},
+    {Port::kOwnTokens, "own_tokens", kIn, "ids of own tokens", own_ids, in_hash_moe},
     {Port::kTokenNumbers, "token_numbers", kIn, "of own tokens in the step", token_numbers_type,
      in_jittered_moe},
     {Port::kNoise, "noise", kIn, "of the step and the layer (Jitter)", noise_type, in_noisy_moe},
-    {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_moe},
+    {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_balanced_moe},
     {Port::kZLoss, "z_loss", kOut, "mean over own tokens", one_f32, in_moe},
-    {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_moe},
+    {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_balanced_moe},
     {Port::kCounts, "counts", kOut, "assignments of own tokens", by_expert, in_moe},
     {Port::kDropped, "dropped", kOut, "own assignments without room", one_count, in_moe},
     {Port::kCountsSoFar, "counts_so_far", kOut, "the next micro-batch's earlier_counts", by_expert,

@@ -96,6 +96,7 @@ enum class Port : uint8_t {
   kSegments,
   kTokenOrder,
   kReplayedExperts,
+  kOwnTokens,
   kTokenNumbers,
   kNoise,
   kBalanceLoss,

@@ -133,6 +133,11 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
              between(1, kMaxLayers));
   schema.add("moe.dense_layers", &moe.dense_layers,
              "Further layers without experts, counted from 0", between(0, kMaxLayers - 1));
+  schema.add("moe.hash_layers", &moe.hash_layers,
+             "MoE layers, counted from 0, whose experts a fixed table of token ids gives, as the "
+             "first of DeepSeek-V4; it is drawn from the seed, each expert as often, or loaded. "
+             "They are not balanced",
+             between(0, kMaxLayers - 1));
   schema.add_enum(
       "moe.experts", &moe.experts,
       {{"grouped", ExpertPath::kGrouped}, {"block_sparse", ExpertPath::kBlockSparse}},
@@ -230,6 +235,29 @@ void validate_layers(const ModelConfig& config) {
           "model.window_layers needs a model.window above 0");
   validate_delta(config);
   validate_mixers(config);
+}
+
+/// Layers whose experts a table of token ids gives.
+void validate_hash_layers(const ModelConfig& config) {
+  const MoeConfig& moe = config.moe;
+  for (const int64_t layer : moe.hash_layers) {
+    require(layer < config.num_layers,
+            "moe.hash_layers lists layer {}; the last of the {} layers is {}", layer,
+            config.num_layers, config.num_layers - 1);
+    require(config.is_moe_layer(layer), "moe.hash_layers lists layer {}, which has no experts",
+            layer);
+  }
+  if (moe.hash_layers.empty()) return;
+  const auto refuse = [](bool is_set, std::string_view key, std::string_view why) {
+    require(!is_set, "moe.hash_layers with {}: {}; leave one of them out", key, why);
+  };
+  refuse(moe.experts_choose(), "moe.routing = \"expert_choice\"",
+         "the tables give tokens experts, and there experts choose");
+  refuse(moe.zero_experts > 0, "moe.zero_experts", "the tables name experts that compute alone");
+  refuse(moe.top_p < 1, "moe.top_p", "the tables give every token moe.top_k experts");
+  refuse(moe.num_groups > 1, "moe.num_groups", "the tables know no groups of experts");
+  refuse(config.mtp_layers > 0 && config.is_hash_layer(config.num_layers - 1), "model.mtp_layers",
+         "layers of multi-token prediction are of the kind of the last layer, which is listed");
 }
 
 /// Groups of neighbouring experts that the balance loss compares, or that share a capacity.
@@ -338,6 +366,11 @@ ModelConfig ModelConfig::of_layer(LayerKind kind) const {
   if (rotated) own.temperature_scale = 0;
   if (!rotated && qk_norm == QkNorm::kL2) own.qk_norm = QkNorm::kNone;
   if (kind.window) own.keys_as_values = false;
+  if (kind.hash) {
+    own.moe.routing = Routing::kTopK;
+    own.moe.expert_bias = false;
+    own.moe.bias_update_speed = 0;
+  }
   own.own_window_rope = own.window_sinks = false;
   own.window_heads = own.window_kv_heads = own.window_head_size = 0;
   own.window_rope = {};
@@ -408,6 +441,17 @@ int64_t ModelConfig::num_moe_layers() const {
   return count;
 }
 
+bool ModelConfig::is_hash_layer(int64_t layer) const {
+  return contains(moe.hash_layers, layer);
+}
+
+int64_t ModelConfig::num_balanced_layers() const {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < all_layers(); ++layer)
+    count += is_moe_layer(layer) && !is_hash_layer(layer) ? 1 : 0;
+  return count;
+}
+
 ModelConfig without_prediction(ModelConfig config) {
   config.mtp_layers = 0;
   config.mtp_normed = false;
@@ -455,6 +499,7 @@ void validate(const ModelConfig& config) {
     validate_experts(config.moe);
     validate_latent_experts(config);
   }
+  validate_hash_layers(config);
   validate_lora(config);
   check_parameter_count(config);
 }

@@ -178,6 +178,7 @@ struct LayerKind {
   bool conv = false;   ///< its mixer is a gated short convolution
   bool no_mixer = false;
   bool no_mlp = false;
+  bool hash = false;  ///< its experts are chosen by a table of token ids
   /// Whether its mixer hands a state from token to token, of which generation keeps one a text.
   bool keeps_state() const { return delta || mamba || conv; }
   bool attends() const { return !keeps_state() && !no_mixer; }
@@ -208,6 +209,10 @@ struct MoeConfig {
   /// Whether the products around experts' activations compute them
   /// (program/fusion/fuse_producers.h).
   bool fuse_activation = false;
+
+  /// MoE layers whose tokens have the experts that a table gives their ids (ops/hash_experts),
+  /// which nothing trains; the router's scores are their probabilities. They are not balanced.
+  std::vector<int64_t> hash_layers;
 
   ScoreFunction score = ScoreFunction::kSoftmax;
   ScoreOrder score_order = ScoreOrder::kBeforeTopK;
@@ -409,6 +414,7 @@ struct ModelConfig {
   bool has_states() const {
     return !delta_layers.empty() || !mamba_layers.empty() || !conv_layers.empty();
   }
+  bool is_hash_layer(int64_t layer) const;
   bool is_mtp_layer(int64_t layer) const { return layer >= num_layers; }
   LayerKind layer_kind(int64_t layer) const {
     return {.moe = is_moe_layer(layer),
@@ -418,13 +424,16 @@ struct ModelConfig {
             .mamba = is_mamba_layer(layer),
             .conv = is_conv_layer(layer),
             .no_mixer = !has_mixer(layer),
-            .no_mlp = !has_mlp(layer)};
+            .no_mlp = !has_mlp(layer),
+            .hash = is_hash_layer(layer)};
   }
   /// Decoder layers and those of multi-token prediction.
   int64_t all_layers() const { return num_layers + mtp_layers; }
   LayerCounts layer_counts() const { return {num_layers, mtp_layers, mtp_normed}; }
   /// Of all layers.
   int64_t num_moe_layers() const;
+  /// Of those whose loads training evens out: not by a table of token ids.
+  int64_t num_balanced_layers() const;
   /// Whether some layer has an MLP without experts.
   bool has_dense_layers() const;
   /// Width of what routed experts read and write: rows that are dispatched are so wide.

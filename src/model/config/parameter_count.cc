@@ -115,6 +115,7 @@ int64_t count_fixed(const ModelConfig& config) {
   Saturating count = config.layer_scalars ? config.all_layers() : 0;
   for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     if (config.is_attention_layer(layer)) count += count_index(config);
+    if (config.is_hash_layer(layer)) count += Saturating(config.vocab_size) * config.moe.top_k;
   }
   return count.value();
 }
@@ -152,10 +153,12 @@ ParameterCount count_parameters(const ModelConfig& config) {
     Saturating for_all_tokens = joining + (config.layer_scalars ? 1 : 0);
     if (config.has_mixer(layer))
       for_all_tokens += norms + count_mixer(config, config.layer_kind(layer));
+    const Saturating table =
+        config.is_hash_layer(layer) ? Saturating(config.vocab_size) * config.moe.top_k : 0;
     if (config.has_mlp(layer))
       for_all_tokens += norms + (moe ? projections + shared + router : dense);
-    total += for_all_tokens + (moe ? all_experts : Saturating(0));
-    active += for_all_tokens + (moe ? active_experts : Saturating(0));
+    total += for_all_tokens + table + (moe ? all_experts : Saturating(0));
+    active += for_all_tokens + table + (moe ? active_experts : Saturating(0));
   }
   const AdapterCount adapters = count_adapters(config);
   total += adapters.total;

@@ -102,6 +102,7 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kLogits:
     case Port::kSegments:
     case Port::kReplayedExperts:
+    case Port::kOwnTokens:
     case Port::kTokenNumbers:
     case Port::kChosenExperts:
       return axes.own_tokens();

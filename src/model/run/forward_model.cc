@@ -270,6 +270,7 @@ struct ForwardModel::Impl : ForwardPrograms {
   PortTensors shared_ports() const {
     PortTensors ports;
     ports.set(Port::kTokens, tokens);
+    ports.set(Port::kOwnTokens, tokens);
     ports.set(Port::kLabels, labels);
     ports.set(Port::kPositions, positions);
     ports.set(Port::kCuSeqlens, cu_seqlens);

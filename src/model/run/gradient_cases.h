@@ -159,6 +159,27 @@ inline std::vector<Case> gradient_cases() {
                   c.moe.z_loss_coefficient = 0.01;
                   c.moe.expert_bias = true;
                 }),
+      make_case("hash_layers",
+                [](ModelConfig& c) {
+                  c.moe.hash_layers = {0};
+                  c.moe.score = ScoreFunction::kSqrtSoftplus;
+                  c.moe.score_scale = 1.5;
+                  c.moe.z_loss_coefficient = 0.01;
+                  c.moe.bias_update_speed = 0.1;
+                }),
+      make_case("hash_layers_balanced_as_a_model",
+                [](ModelConfig& c) {
+                  c.moe.hash_layers = {1};
+                  c.moe.shared_inner_size = 12;
+                  c.moe.score_order = ScoreOrder::kAfterTopK;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("hash_layers_alone",
+                [](ModelConfig& c) {
+                  c.moe.hash_layers = {0, 1};
+                  c.moe.balance_scope = BalanceTokens::kGlobalBatch;
+                  c.moe.capacity_factor = 0.75;
+                }),
       make_case("biases",
                 [](ModelConfig& c) {
                   c.qkv_bias = c.output_bias = c.mlp_bias = true;

@@ -11,6 +11,7 @@
 #include "core/host_tensor.h"
 #include "core/random.h"
 #include "model/build/layer_program.h"
+#include "model/weights/hash_table.h"
 
 namespace tessera {
 namespace {
@@ -54,6 +55,10 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
     spec.init_decays = ends_with(spec.name, ".log_decay");
     spec.init_steps =
         ends_with(spec.name, "mamba.step_bias") || (of_decays && config.delta.is_kimi());
+    return spec;
+  }
+  if (ends_with(spec.name, kHashTable)) {
+    spec.init_experts = config.moe.num_experts;
     return spec;
   }
   if (is_adapter_parameter(spec.name)) {
@@ -147,6 +152,15 @@ void fill_steps(const Slice& part, const Tensor& weight) {
       const double step = 0.001 * std::pow(100.0, turns - std::floor(turns));
       weight.as<float>()[local + i] = static_cast<float>(std::log(std::expm1(step)));
     }
+  });
+}
+
+void fill_hash_table(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
+                     uint64_t seed) {
+  const HashTableSpec of{part.global[0], part.global[1], spec.init_experts};
+  const auto table = draw_hash_table(of, seed, hash_text(spec.name.data(), spec.name.size()));
+  for_each_run(part, [&](int64_t first, int64_t local, int64_t count) {
+    std::copy_n(table.begin() + first, count, weight.as<float>() + local);
   });
 }
 
@@ -362,6 +376,8 @@ void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tenso
     fill_decays(part, host.get());
   } else if (spec.init_steps) {
     fill_steps(part, host.get());
+  } else if (spec.init_experts > 0) {
+    fill_hash_table(spec, part, host.get(), seed);
   } else if (spec.init_deviation == 0) {
     fill_constant(host.get(), spec.init_constant);
   } else {

@@ -267,6 +267,18 @@ inline std::vector<LayoutCase> model_layouts() {
          m.moe.normalize_top_k = false;
          m.moe.shared_inner_size = 8;
        }},
+      {"hash_layers", 8,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.cp = 2;
+       },
+       [](M& m) {
+         m.moe.hash_layers = {0, 1};
+         m.moe.score = ScoreFunction::kSqrtSoftplus;
+         m.moe.balance_scope = BalanceTokens::kModel;
+       }},
       {"windows_of_their_own_heads", 4, [](P& p) { p.layout.tp = 4; },
        [](M& m) {
          m.window = 5;

@@ -86,6 +86,8 @@ void validate_experts(const MoeConfig& moe) {
          "which documents share a micro-batch depends on the layout; set it to \"sequence\"");
   refuse(moe.capacity_factor > 0, "moe.capacity_factor",
          "what is dropped would depend on which documents share a micro-batch; leave it out");
+  refuse(!moe.hash_layers.empty(), "moe.hash_layers",
+         "tokens that only fill micro-batches would have the experts of their ids; leave it out");
   refuse(moe.routing != Routing::kTopK, "moe.routing other than \"top_k\"",
          "the choice would depend on which documents share a micro-batch; leave it out");
   refuse(moe.top_p < 1, "moe.top_p",

@@ -372,6 +372,13 @@ void validate_layer_scalars(const Settings& settings) {
           "alone; set optim.shard = \"state\"");
 }
 
+void validate_hash_tables(const Settings& settings) {
+  require(
+      settings.model.moe.hash_layers.empty() || settings.shard.scope != ShardScope::kFull,
+      "the tables of moe.hash_layers are not trained, and optim.shard = \"full\" spreads trained "
+      "weights alone; set optim.shard = \"state\"");
+}
+
 /// What an indexer, whose weights are not trained, does not go with.
 void validate_indexer(const Settings& settings) {
   const int64_t top_k = settings.model.index.top_k;
@@ -434,6 +441,7 @@ void validate(const Settings& settings) {
   validate_qk_clip(settings);
   validate_adapters(settings);
   validate_layer_scalars(settings);
+  validate_hash_tables(settings);
   validate_indexer(settings);
   validate_schedule(settings);
   validate_gradients(settings);

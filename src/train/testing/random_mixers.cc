@@ -108,4 +108,17 @@ void draw_expert_norms(Draw& draw, RandomLayout& result) {
   if (moe.separate_norms) result.settings.model.norm_eps = kEpsilonBehind;
 }
 
+void draw_hash_layers(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const MoeConfig& moe = model.moe;
+  const bool may = moe.num_groups == 1 && moe.zero_experts == 0 && moe.top_p == 1 &&
+                   !moe.experts_choose() && !result.settings.parallel.dynamic_cp;
+  if (!may || !draw.chance(4)) return;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const bool is_of_prediction = model.mtp_layers > 0 && layer == model.num_layers - 1;
+    if (model.is_moe_layer(layer) && !is_of_prediction && draw.chance(2))
+      model.moe.hash_layers.push_back(layer);
+  }
+}
+
 }  // namespace tessera::testing
