@@ -14,6 +14,7 @@
 #include "model/config/index_options.h"
 #include "model/config/limits.h"
 #include "model/config/mamba_options.h"
+#include "model/config/residual_options.h"
 #include "model/config/rope_options.h"
 #include "model/config/rotary.h"
 #include "model/config/router_options.h"
@@ -133,11 +134,6 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
              between(1, kMaxLayers));
   schema.add("moe.dense_layers", &moe.dense_layers,
              "Further layers without experts, counted from 0", between(0, kMaxLayers - 1));
-  schema.add("moe.hash_layers", &moe.hash_layers,
-             "MoE layers, counted from 0, whose experts a fixed table of token ids gives, as the "
-             "first of DeepSeek-V4; it is drawn from the seed, each expert as often, or loaded. "
-             "They are not balanced",
-             between(0, kMaxLayers - 1));
   schema.add_enum(
       "moe.experts", &moe.experts,
       {{"grouped", ExpertPath::kGrouped}, {"block_sparse", ExpertPath::kBlockSparse}},
@@ -235,29 +231,6 @@ void validate_layers(const ModelConfig& config) {
           "model.window_layers needs a model.window above 0");
   validate_delta(config);
   validate_mixers(config);
-}
-
-/// Layers whose experts a table of token ids gives.
-void validate_hash_layers(const ModelConfig& config) {
-  const MoeConfig& moe = config.moe;
-  for (const int64_t layer : moe.hash_layers) {
-    require(layer < config.num_layers,
-            "moe.hash_layers lists layer {}; the last of the {} layers is {}", layer,
-            config.num_layers, config.num_layers - 1);
-    require(config.is_moe_layer(layer), "moe.hash_layers lists layer {}, which has no experts",
-            layer);
-  }
-  if (moe.hash_layers.empty()) return;
-  const auto refuse = [](bool is_set, std::string_view key, std::string_view why) {
-    require(!is_set, "moe.hash_layers with {}: {}; leave one of them out", key, why);
-  };
-  refuse(moe.experts_choose(), "moe.routing = \"expert_choice\"",
-         "the tables give tokens experts, and there experts choose");
-  refuse(moe.zero_experts > 0, "moe.zero_experts", "the tables name experts that compute alone");
-  refuse(moe.top_p < 1, "moe.top_p", "the tables give every token moe.top_k experts");
-  refuse(moe.num_groups > 1, "moe.num_groups", "the tables know no groups of experts");
-  refuse(config.mtp_layers > 0 && config.is_hash_layer(config.num_layers - 1), "model.mtp_layers",
-         "layers of multi-token prediction are of the kind of the last layer, which is listed");
 }
 
 /// Groups of neighbouring experts that the balance loss compares, or that share a capacity.
@@ -465,6 +438,7 @@ ModelConfig without_adapters(ModelConfig config) {
 
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
+  add_residual_options(schema, config);
   add_attention_options(schema, config);
   add_rope_options(schema, config.rope, "rope");
   add_rope_options(schema, config.window_rope, "window_rope");
@@ -488,6 +462,7 @@ void validate(const ModelConfig& config) {
   validate_heads(config);
   if (config.is_latent()) validate_latent(config);
   validate_norms(config);
+  validate_residual(config);
   validate_index(config);
   validate_attention(config);
   validate_rope(config);

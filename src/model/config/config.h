@@ -340,6 +340,12 @@ struct ModelConfig {
   /// What attention and MLP or experts give is normed before it joins the hidden states (Gemma 2
   /// Technical Report: Gemma Team, 2024, table 1).
   bool post_norms = false;
+  /// The hidden states are so many streams, of which mixer and MLP read a weighted sum each, and
+  /// which they join and mix by weights of their own (manifold-constrained hyper-connections, mHC:
+  /// Xie et al., 2026; ops/stream_weights); 1: one stream, to which they add.
+  int64_t residual_streams = 1;
+  int64_t residual_sinkhorn_iterations = 20;
+  double residual_eps = 1e-6;
   /// A layer multiplies the hidden states that it gives by a number, which is loaded, not trained.
   bool layer_scalars = false;
   /// Granite's multipliers (maximal update parametrization: Yang et al., Tensor Programs V, 2022):
@@ -378,6 +384,9 @@ struct ModelConfig {
   MoeConfig moe;
   LoraConfig lora;
 
+  bool has_streams() const { return residual_streams > 1; }
+  /// Width of the hidden states between layers.
+  int64_t state_width() const { return residual_streams * hidden_size; }
   bool is_latent() const { return attention == AttentionKind::kLatent; }
   /// KV heads that attention sees; latent attention makes one for each query head.
   int64_t kv_heads() const { return num_kv_heads > 0 && !is_latent() ? num_kv_heads : num_heads; }

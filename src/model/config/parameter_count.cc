@@ -110,6 +110,14 @@ Saturating count_router(const ModelConfig& config) {
          (moe.separate_norms ? 3 * h : Saturating(0));
 }
 
+/// Weights of what residual streams are weighed by, so many logits a stream: by a part of a layer
+/// before and behind it, or by the head alone.
+Saturating count_streams(const ModelConfig& config, int64_t for_each) {
+  if (!config.has_streams()) return 0;
+  const Saturating logits = Saturating(for_each) * config.residual_streams;
+  return logits * (Saturating(config.state_width()) + 1) + (for_each == 1 ? 1 : 3);
+}
+
 /// Numbers and weights of all layers that nothing trains.
 int64_t count_fixed(const ModelConfig& config) {
   Saturating count = config.layer_scalars ? config.all_layers() : 0;
@@ -144,7 +152,8 @@ ParameterCount count_parameters(const ModelConfig& config) {
 
   const Saturating norms = (config.post_norms ? 2 : 1) * h;  // of a part of a layer
 
-  Saturating total = tables + h;
+  const Saturating of_streams = count_streams(config, config.residual_streams + 2);
+  Saturating total = tables + h + count_streams(config, 1);
   Saturating active = total;
   for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     const bool moe = config.is_moe_layer(layer);
@@ -152,11 +161,11 @@ ParameterCount count_parameters(const ModelConfig& config) {
     const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
     Saturating for_all_tokens = joining + (config.layer_scalars ? 1 : 0);
     if (config.has_mixer(layer))
-      for_all_tokens += norms + count_mixer(config, config.layer_kind(layer));
+      for_all_tokens += of_streams + norms + count_mixer(config, config.layer_kind(layer));
     const Saturating table =
         config.is_hash_layer(layer) ? Saturating(config.vocab_size) * config.moe.top_k : 0;
     if (config.has_mlp(layer))
-      for_all_tokens += norms + (moe ? projections + shared + router : dense);
+      for_all_tokens += of_streams + norms + (moe ? projections + shared + router : dense);
     total += for_all_tokens + table + (moe ? all_experts : Saturating(0));
     active += for_all_tokens + table + (moe ? active_experts : Saturating(0));
   }

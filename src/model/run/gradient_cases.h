@@ -180,6 +180,29 @@ inline std::vector<Case> gradient_cases() {
                   c.moe.balance_scope = BalanceTokens::kGlobalBatch;
                   c.moe.capacity_factor = 0.75;
                 }),
+      make_case("residual_streams",
+                [](ModelConfig& c) {
+                  c.residual_streams = 4;
+                  c.residual_sinkhorn_iterations = 5;
+                }),
+      make_case("residual_streams_of_multiplied_parts",
+                [](ModelConfig& c) {
+                  c.residual_streams = 2;
+                  c.residual_sinkhorn_iterations = 1;
+                  c.residual_eps = 0.1;
+                  c.residual_multiplier = 0.5;
+                  c.embedding_multiplier = 3;
+                  c.post_norms = c.layer_scalars = true;
+                  c.moe.shared_inner_size = 12;
+                  c.moe.separate_norms = c.moe.router_norm = true;
+                }),
+      make_case("residual_streams_of_single_parts",
+                [](ModelConfig& c) {
+                  c.residual_streams = 3;
+                  c.layers_without_mixer = {1};
+                  c.layers_without_mlp = {0};
+                  c.tie_embeddings = true;
+                }),
       make_case("biases",
                 [](ModelConfig& c) {
                   c.qkv_bias = c.output_bias = c.mlp_bias = true;

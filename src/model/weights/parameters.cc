@@ -49,8 +49,8 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
     const bool of_decays = ends_with(spec.name, "delta.decay_bias");
     const bool is_one =
         ends_with(spec.name, "norm.weight") || ends_with(spec.name, "layer_scalar") ||
-        ends_with(spec.name, "moe.expert_scale") || (of_decays && !config.delta.is_kimi()) ||
-        ends_with(spec.name, "mamba.skip");
+        ends_with(spec.name, "_streams.scale") || ends_with(spec.name, "moe.expert_scale") ||
+        (of_decays && !config.delta.is_kimi()) || ends_with(spec.name, "mamba.skip");
     spec.init_constant = is_one ? 1.0F : 0.0F;
     spec.init_decays = ends_with(spec.name, ".log_decay");
     spec.init_steps =

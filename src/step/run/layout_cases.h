@@ -279,6 +279,14 @@ inline std::vector<LayoutCase> model_layouts() {
          m.moe.score = ScoreFunction::kSqrtSoftplus;
          m.moe.balance_scope = BalanceTokens::kModel;
        }},
+      {"residual_streams", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.cp = 2;
+         p.layout.ep = 2;
+       },
+       [](M& m) { m.residual_streams = 3; }},
       {"windows_of_their_own_heads", 4, [](P& p) { p.layout.tp = 4; },
        [](M& m) {
          m.window = 5;

@@ -165,6 +165,11 @@ constexpr OptionFamily kFamilies[] = {
                                        s.model.layer_scalars = true;
                                        s.model.logit_softcap = 5;
                                        s.train.recompute = {"all"}; }},
+    {"residual_streams", [](Settings& s) { s.model.residual_streams = 4;
+                                           s.model.residual_sinkhorn_iterations = 6; }},
+    {"residual_streams_recomputed", [](Settings& s) { s.model.residual_streams = 2;
+                                                      s.model.moe.shared_inner_size = 32;
+                                                      s.train.recompute = {"all"}; }},
     // Experts.
     {"probabilities_on_input", [](Settings& s) { s.model.moe.probs_on_input = true;
                                                  s.model.moe.mlp_bias = true;

@@ -108,6 +108,13 @@ void draw_expert_norms(Draw& draw, RandomLayout& result) {
   if (moe.separate_norms) result.settings.model.norm_eps = kEpsilonBehind;
 }
 
+void draw_streams(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  if (model.mtp_layers > 0 || !draw.chance(4)) return;
+  model.residual_streams = 2 + draw.upto(3);
+  model.residual_sinkhorn_iterations = 1 + draw.upto(8);
+}
+
 void draw_hash_layers(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
   const MoeConfig& moe = model.moe;

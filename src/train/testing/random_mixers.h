@@ -23,6 +23,9 @@ void draw_chunks(Draw& draw, RandomLayout& result);
 /// Probabilities before experts, and norms and scales of routers and experts of their own.
 void draw_expert_norms(Draw& draw, RandomLayout& result);
 
+/// Several residual streams.
+void draw_streams(Draw& draw, RandomLayout& result);
+
 /// Tables of token ids that choose experts in some layers.
 void draw_hash_layers(Draw& draw, RandomLayout& result);
 
