@@ -7,6 +7,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
@@ -87,6 +88,7 @@ KernelTable make_cpu_kernels() {
   add_attention_cpu(table);
   add_attention_sink_cpu(table);
   add_balance_cpu(table);
+  add_block_linear_cpu(table);
   add_bf16_sum_cpu(table);
   add_block_sparse_cpu(table);
   add_cache_append_cpu(table);
@@ -160,6 +162,7 @@ KernelTable make_cpu_kernels_of_rows() {
   KernelTable table = make_cpu_kernels();
   add_grouped_matmul_of_rows_cpu(table);
   add_linear_of_rows_cpu(table);
+  add_block_linear_of_rows_cpu(table);
   add_router_of_rows_cpu(table);
   return table;
 }

@@ -7,6 +7,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
@@ -87,6 +88,7 @@ KernelTable make_cuda_kernels() {
   add_attention_cuda(table);
   add_attention_sink_cuda(table);
   add_balance_cuda(table);
+  add_block_linear_cuda(table);
   add_bf16_sum_cuda(table);
   add_block_sparse_cuda(table);
   add_choose_token_cuda(table);
