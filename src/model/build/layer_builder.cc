@@ -143,6 +143,8 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
   };
   check_kv_heads(config.kv_heads(), "model.num_kv_heads");
   check_kv_heads(windows.kv_heads(), "model.window_kv_heads");
+  if (config.is_compressed())
+    check_divides(tp, config.compressed.output_groups, "parallel.tp", "compressed.output_groups");
 }
 
 /// The key that lists layers whose mixers hand a state from token to token.

@@ -155,6 +155,10 @@ bool in_cached(const Context& c) {
 bool in_cached_attention(const Context& c) {
   return in_cached(c) && in_attention(c);
 }
+/// Where keys are not the values as well.
+bool in_cached_values(const Context& c) {
+  return in_cached_attention(c) && !c.config.is_compressed();
+}
 bool in_indexed_cache(const Context& c) {
   return in_cached_attention(c) && chooses_keys(c.config, c.shape, c.cache);
 }
@@ -214,7 +218,7 @@ bool in_body(const Context& c) {
 }
 /// Where tokens see some keys alone, logits are not measured.
 bool in_clipped(const Context& c) {
-  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 &&
+  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 && !c.config.is_compressed() &&
          !chooses_keys(c.config, c.shape, c.cache);
 }
 bool in_moe(const Context& c) {
@@ -313,7 +317,7 @@ constexpr PortRule kRules[] = {
     {Port::kKeyCache, "key_cache", kInPlace, "keys of all tokens so far", key_cache_type,
      in_cached_attention},
     {Port::kValueCache, "value_cache", kInPlace, "values of all tokens so far", value_cache_type,
-     in_cached_attention},
+     in_cached_values},
     {Port::kIndexCache, "index_cache", kInPlace, "the indexer's keys of all tokens so far",
      index_cache_type, in_indexed_cache},
     {Port::kCacheRows, "cache_rows", kIn, "of the tokens given now, in the pages", batch_ids,
@@ -419,12 +423,13 @@ CacheWidths cache_widths(const ModelConfig& config, const BatchShape& shape,
                          const std::optional<CacheShape>& cache) {
   if (caches_latents(config, shape, cache))
     return {config.latent.kv_rank + config.latent.rope_size, config.latent.kv_rank};
+  if (config.is_compressed()) return {.keys = config.head_dim(), .values = 0};
   return {config.kv_heads() * config.head_dim(), config.kv_heads() * config.value_dim()};
 }
 
 bool chooses_keys(const ModelConfig& config, const BatchShape& shape,
                   const std::optional<CacheShape>& cache) {
-  if (!config.index.is_on()) return false;
+  if (!config.index.is_on() || config.is_compressed()) return false;
   const int64_t in_batch = shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
   return (cache ? cache->capacity : in_batch) > config.index.top_k;
 }
