@@ -13,6 +13,7 @@
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
 #include "ops/collective/collective.h"
+#include "ops/compress_windows/compress_windows.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
@@ -30,6 +31,7 @@
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
+#include "ops/join_rows/join_rows.h"
 #include "ops/kda/kda.h"
 #include "ops/kda_gates/kda_gates.h"
 #include "ops/latent_cache/latent_cache.h"
@@ -74,6 +76,7 @@
 #include "ops/top_p/top_p.h"
 #include "ops/unit_norm/unit_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
+#include "ops/window_choice/window_choice.h"
 #include "ops/zero_experts/zero_experts.h"
 
 namespace tessera {
@@ -94,6 +97,7 @@ KernelTable make_cpu_kernels() {
   add_cache_append_cpu(table);
   add_choose_token_cpu(table);
   add_collective_cpu(table);
+  add_compress_windows_cpu(table);
   add_delta_gates_cpu(table);
   add_dequantize_cpu(table);
   add_destinations_cpu(table);
@@ -110,6 +114,7 @@ KernelTable make_cpu_kernels() {
   add_grouped_matmul_cpu(table);
   add_index_topk_cpu(table);
   add_jitter_cpu(table);
+  add_join_rows_cpu(table);
   add_kda_cpu(table);
   add_kda_gates_cpu(table);
   add_latent_cache_cpu(table);
@@ -154,6 +159,7 @@ KernelTable make_cpu_kernels() {
   add_top_p_cpu(table);
   add_unit_norm_cpu(table);
   add_vocab_loss_cpu(table);
+  add_window_choice_cpu(table);
   add_zero_experts_cpu(table);
   return table;
 }
