@@ -5,6 +5,7 @@
 
 #include "model/build/attention_inputs.h"
 #include "model/build/compressed_blocks.h"
+#include "model/build/entry_blocks.h"
 #include "model/build/index_blocks.h"
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
@@ -127,6 +128,15 @@ ValueId attend_chosen(LayerBuilder& builder, const AttentionShare& share, const 
   return attend_sinks(builder, share, attended, share.num_heads, 0);
 }
 
+/// Attends to windows and to entries of compressed tokens, rows of which were chosen.
+ValueId attend_entries(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
+  const auto attended =
+      builder.program().add(make_sparse_attention(heads_spec(builder, share), entry_sight(builder)),
+                            {x.q, x.k, x.v, x.chosen}, {"attn_out", "attn_lse"});
+  if (!builder.config.attention_sinks) return attended[attention::kO];
+  return attend_sinks(builder, share, attended, share.num_heads, 0);
+}
+
 /// Attention within a rank's packed sequences, or those that a ring shares.
 OperatorPtr make_packed(const LayerBuilder& builder, const AttentionSpec& spec) {
   const CommunicatorPtr& ring = builder.groups.ring;
@@ -209,6 +219,7 @@ ValueId attend_paged(LayerBuilder& builder, const AttentionShare& share, const Q
 
 /// Attends as the layer's cache asks.
 ValueId attend(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
+  if (x.chosen.is_set()) return attend_entries(builder, share, x);
   if (!builder.cache) return attend_packed(builder, share, x);
   return builder.cache->is_paged() ? attend_paged(builder, share, x)
                                    : attend_cached(builder, share, x);

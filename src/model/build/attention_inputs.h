@@ -22,6 +22,7 @@ struct QueryKeyValue {
   ValueId v = -1;
   ValueId gate = -1;       ///< logits [T, N·Dv] of what attention's output is multiplied by
   IndexValues index = {};  ///< where not all keys are seen
+  ValueId chosen = -1;     ///< rows of k and v that tokens see, where that is already chosen
   ValueId up = -1;         ///< the weight that makes values of latents, where k and v are latents
 };
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "model/build/entry_blocks.h"
 #include "ops/block_linear/block_linear.h"
 #include "ops/unit_norm/unit_norm.h"
 
@@ -65,7 +66,9 @@ QueryKeyValue build_compressed(LayerBuilder& builder, const AttentionShare& shar
   const ValueId latent = build_query_latent(builder, share, normed);
   const ValueId q = build_queries(builder, share, latent, rotary);
   const ValueId keys = build_keys(builder, share, normed, rotary);
-  return {.q = q, .k = keys, .v = keys};
+  if (builder.kind.compression == Compression::kNone) return {.q = q, .k = keys, .v = keys};
+  const EntryKeys all = build_entries(builder, share, normed, latent, keys, rotary);
+  return {.q = q, .k = all.keys, .v = all.keys, .chosen = all.chosen};
 }
 
 ValueId build_grouped_output(LayerBuilder& builder, const AttentionShare& share, ValueId attended,

@@ -140,8 +140,12 @@ bool in_layers(const Context& c) {
 bool in_attention(const Context& c) {
   return in_layers(c) && c.kind.attends();
 }
+/// Whether what tokens see is found by their positions.
+bool in_compressed(const Context& c) {
+  return in_attention(c) && c.kind.compression != Compression::kNone;
+}
 bool in_rotated(const Context& c) {
-  return in_attention(c) && c.config.of_layer(c.kind).rotary_dim() > 0;
+  return (in_attention(c) && c.config.of_layer(c.kind).rotary_dim() > 0) || in_compressed(c);
 }
 bool in_tempered(const Context& c) {
   return in_attention(c) && c.config.of_layer(c.kind).temperature_scale != 0;
@@ -230,7 +234,8 @@ bool in_bounded(const Context& c) {
   const bool balanced = in_moe(c) && !c.cache &&
                         c.config.moe.balance_scope == BalanceTokens::kSequence &&
                         !spreads_balance(c.config, c.groups);
-  return (in_packed(c) && !in_chunked(c)) || in_paged(c) || in_slots(c) || balanced;
+  return (in_packed(c) && !in_chunked(c) && !in_compressed(c)) || in_paged(c) || in_slots(c) ||
+         balanced;
 }
 bool in_biased_moe(const Context& c) {
   return in_moe(c) && c.config.moe.has_expert_bias();

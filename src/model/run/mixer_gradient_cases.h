@@ -113,6 +113,31 @@ inline std::vector<Case> mixer_gradient_cases() {
                   c.moe.num_experts = 0;
                   c.rope.fraction = 0;
                 }),
+      make_case("heavily_compressed_tokens",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.compressed.heavy_layers = {0, 1};
+                  c.compressed_rope = {.base = 50, .interleaved = true};
+                  c.moe.num_experts = 0;
+                }),
+      make_case("chosen_compressed_tokens",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.compressed.sparse_layers = {1};
+                  c.index = {.top_k = 1, .num_heads = 9, .head_size = 6};
+                  c.moe.num_experts = 0;
+                }),
+      make_case("all_compressed_tokens_of_predicted_tokens",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.compressed.sparse_layers = {1};
+                  c.compressed.heavy_layers = {0};
+                  c.compressed_rope.fraction = 0;
+                  c.index = {.top_k = 3, .num_heads = 2, .head_size = 6};
+                  c.attention_sinks = false;
+                  c.mtp_layers = 1;
+                  c.moe.top_k = c.moe.num_experts;  // no step flips a choice
+                }),
       make_case("head_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kHead; }),
       make_case("all_heads_norm",
                 [](ModelConfig& c) {
