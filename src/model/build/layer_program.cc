@@ -126,6 +126,8 @@ const char* mixer_name(LayerKind kind) {
   if (kind.mamba) return "mamba_";
   if (kind.conv) return "conv_";
   if (kind.no_mixer) return "";
+  if (kind.compression == Compression::kSparse) return "sparse_";
+  if (kind.compression == Compression::kHeavy) return "heavy_";
   if (kind.no_mlp && !kind.window) return "attention_";
   return kind.window ? "window_" : "";
 }

@@ -143,8 +143,12 @@ bool in_layers(const Context& c) {
 bool in_attention(const Context& c) {
   return in_layers(c) && c.kind.attends();
 }
+/// Whether what tokens see is found by their positions.
+bool in_compressed(const Context& c) {
+  return in_attention(c) && c.kind.compression != Compression::kNone;
+}
 bool in_rotated(const Context& c) {
-  return in_attention(c) && c.config.of_layer(c.kind).rotary_dim() > 0;
+  return (in_attention(c) && c.config.of_layer(c.kind).rotary_dim() > 0) || in_compressed(c);
 }
 bool in_tempered(const Context& c) {
   return in_attention(c) && c.config.of_layer(c.kind).temperature_scale != 0;
@@ -157,6 +161,10 @@ bool in_cached(const Context& c) {
 }
 bool in_cached_attention(const Context& c) {
   return in_cached(c) && in_attention(c);
+}
+/// Where keys are not the values as well.
+bool in_cached_values(const Context& c) {
+  return in_cached_attention(c) && !c.config.is_compressed();
 }
 bool in_indexed_cache(const Context& c) {
   return in_cached_attention(c) && chooses_keys(c.config, c.shape, c.cache);
@@ -217,7 +225,7 @@ bool in_body(const Context& c) {
 }
 /// Where tokens see some keys alone, logits are not measured.
 bool in_clipped(const Context& c) {
-  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 &&
+  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 && !c.config.is_compressed() &&
          !chooses_keys(c.config, c.shape, c.cache);
 }
 bool in_moe(const Context& c) {
@@ -236,7 +244,8 @@ bool in_bounded(const Context& c) {
   const bool balanced = in_balanced_moe(c) && !c.cache &&
                         c.config.moe.balance_scope == BalanceTokens::kSequence &&
                         !spreads_balance(c.config, c.groups);
-  return (in_packed(c) && !in_chunked(c)) || in_paged(c) || in_slots(c) || balanced;
+  return (in_packed(c) && !in_chunked(c) && !in_compressed(c)) || in_paged(c) || in_slots(c) ||
+         balanced;
 }
 bool in_biased_moe(const Context& c) {
   return in_balanced_moe(c) && c.config.moe.has_expert_bias();
@@ -324,7 +333,7 @@ constexpr PortRule kRules[] = {
     {Port::kKeyCache, "key_cache", kInPlace, "keys of all tokens so far", key_cache_type,
      in_cached_attention},
     {Port::kValueCache, "value_cache", kInPlace, "values of all tokens so far", value_cache_type,
-     in_cached_attention},
+     in_cached_values},
     {Port::kIndexCache, "index_cache", kInPlace, "the indexer's keys of all tokens so far",
      index_cache_type, in_indexed_cache},
     {Port::kCacheRows, "cache_rows", kIn, "of the tokens given now, in the pages", batch_ids,
@@ -430,12 +439,13 @@ CacheWidths cache_widths(const ModelConfig& config, const BatchShape& shape,
                          const std::optional<CacheShape>& cache) {
   if (caches_latents(config, shape, cache))
     return {config.latent.kv_rank + config.latent.rope_size, config.latent.kv_rank};
+  if (config.is_compressed()) return {.keys = config.head_dim(), .values = 0};
   return {config.kv_heads() * config.head_dim(), config.kv_heads() * config.value_dim()};
 }
 
 bool chooses_keys(const ModelConfig& config, const BatchShape& shape,
                   const std::optional<CacheShape>& cache) {
-  if (!config.index.is_on()) return false;
+  if (!config.index.is_on() || config.is_compressed()) return false;
   const int64_t in_batch = shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
   return (cache ? cache->capacity : in_batch) > config.index.top_k;
 }

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/text/nearest.h"
 #include "model/config/attention_options.h"
+#include "model/config/compressed_options.h"
 #include "model/config/conv_options.h"
 #include "model/config/delta_options.h"
 #include "model/config/index_options.h"
@@ -224,6 +225,9 @@ void validate_layers(const ModelConfig& config) {
   validate_layer_list(config.delta_layers, config.num_layers, "model.delta_layers");
   validate_layer_list(config.mamba_layers, config.num_layers, "model.mamba_layers");
   validate_layer_list(config.conv_layers, config.num_layers, "model.conv_layers");
+  validate_layer_list(config.compressed.sparse_layers, config.num_layers,
+                      "compressed.sparse_layers");
+  validate_layer_list(config.compressed.heavy_layers, config.num_layers, "compressed.heavy_layers");
   validate_layer_list(config.layers_without_mixer, config.num_layers, "model.layers_without_mixer");
   validate_layer_list(config.layers_without_mlp, config.num_layers, "model.layers_without_mlp");
   validate_layer_list(config.moe.dense_layers, config.num_layers, "moe.dense_layers");
@@ -324,6 +328,7 @@ int64_t ModelConfig::value_dim() const {
 
 int64_t ModelConfig::rotary_dim() const {
   if (is_latent()) return rope.fraction == 0 ? 0 : latent.rope_size;
+  if (is_compressed()) return rope.fraction == 0 ? 0 : compressed.rope_size;
   if (rope.proportional && rope.fraction > 0) return head_dim();
   return static_cast<int64_t>(static_cast<double>(head_dim()) * rope.fraction);
 }
@@ -331,6 +336,7 @@ int64_t ModelConfig::rotary_dim() const {
 ModelConfig ModelConfig::of_layer(LayerKind kind) const {
   ModelConfig own = *this;
   if (kind.window && own_window_rope) own.rope = window_rope;
+  if (kind.compression != Compression::kNone) own.rope = compressed_rope;
   if (kind.window && window_heads > 0) own.num_heads = window_heads;
   if (kind.window && window_kv_heads > 0) own.num_kv_heads = window_kv_heads;
   if (kind.window && window_head_size > 0) own.head_size = window_head_size;
@@ -379,6 +385,12 @@ bool ModelConfig::is_delta_layer(int64_t layer) const {
 
 bool ModelConfig::is_mamba_layer(int64_t layer) const {
   return contains(mamba_layers, is_mtp_layer(layer) ? num_layers - 1 : layer);
+}
+
+Compression ModelConfig::compression(int64_t layer) const {
+  if (is_mtp_layer(layer)) return compression(num_layers - 1);
+  if (contains(compressed.sparse_layers, layer)) return Compression::kSparse;
+  return contains(compressed.heavy_layers, layer) ? Compression::kHeavy : Compression::kNone;
 }
 
 bool ModelConfig::is_conv_layer(int64_t layer) const {
@@ -442,7 +454,9 @@ void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_attention_options(schema, config);
   add_rope_options(schema, config.rope, "rope");
   add_rope_options(schema, config.window_rope, "window_rope");
+  add_rope_options(schema, config.compressed_rope, "compressed_rope");
   add_latent_options(schema, config.latent);
+  add_compressed_options(schema, config.compressed);
   add_index_options(schema, config.index);
   add_delta_options(schema, config.delta);
   add_mamba_options(schema, config.mamba);
@@ -461,6 +475,7 @@ void validate(const ModelConfig& config) {
           config.vocab_size);
   validate_heads(config);
   if (config.is_latent()) validate_latent(config);
+  validate_compressed(config);
   validate_norms(config);
   validate_residual(config);
   validate_index(config);

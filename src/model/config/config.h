@@ -45,6 +45,16 @@ enum class CapacityScope {
 enum class AttentionKind {
   kStandard,  ///< one projection each; grouped queries where there are fewer KV heads
   kLatent,    ///< through low-rank latents: multi-latent attention (DeepSeek-V2, section 2.1)
+  /// One head of keys, which are the values too, of a window and of what earlier tokens were
+  /// compressed to (DeepSeek-V4: DeepSeek-AI, 2026, section 2.3), as CompressedConfig says.
+  kCompressed,
+};
+
+/// What a layer with compressed attention sees beside its window.
+enum class Compression {
+  kNone,    ///< nothing
+  kSparse,  ///< entries of a few tokens each, of which an indexer chooses (CSA, section 2.3.1)
+  kHeavy,   ///< all entries of many tokens each (HCA, section 2.3.2)
 };
 
 /// What attention's output is multiplied by (ModelConfig::attention_gate), of a projection of the
@@ -81,14 +91,38 @@ struct LatentConfig {
   double norm_eps = 1e-6;  ///< of the latents' norms, which Hugging Face keeps apart from norm_eps
 };
 
+/// Sizes of compressed attention. Queries come through `query_rank` elements and are normed head by
+/// head; keys, which are the values, are one head. The last `rope_size` elements of heads are
+/// rotated, those of what attention gives turned back. Groups of heads are projected to
+/// `output_rank` elements each, these together to the hidden size. In `sparse_layers` an entry is
+/// made of sparse_rate tokens and as many before them, in `heavy_layers` of heavy_rate tokens.
+struct CompressedConfig {
+  int64_t query_rank = 64;
+  int64_t rope_size = 16;
+  int64_t output_groups = 1;
+  int64_t output_rank = 64;
+  int64_t sparse_rate = 4;
+  int64_t heavy_rate = 128;
+  std::vector<int64_t> sparse_layers;
+  std::vector<int64_t> heavy_layers;
+
+  bool has_entries() const { return !sparse_layers.empty() || !heavy_layers.empty(); }
+  /// Tokens that an entry of such a layer is made of, those of the window before it left out.
+  int64_t rate(Compression compression) const {
+    return compression == Compression::kSparse ? sparse_rate : heavy_rate;
+  }
+  bool operator==(const CompressedConfig&) const = default;
+};
+
 /// The indexer of DeepSeek Sparse Attention (ops/index_topk): latent attention sees of a token's
 /// past the `top_k` keys with the largest scores, of queries from the query latent and keys of the
-/// hidden state. Its weights are loaded and never trained.
+/// hidden state; compressed attention so many entries, of keys that are compressed likewise. Its
+/// weights are loaded and never trained.
 struct IndexConfig {
   int64_t top_k = 0;  ///< 0: there is none, and tokens see all
   int64_t num_heads = 64;
-  int64_t head_size = 128;   ///< the first latent.rope_size elements are rotated
-  bool interleaved = false;  ///< rotary pairs of its heads are neighbours
+  int64_t head_size = 128;   ///< the first latent.rope_size (last compressed.rope_size) are rotated
+  bool interleaved = false;  ///< rotary pairs of its heads are neighbours (latent attention)
 
   bool is_on() const { return top_k > 0; }
   bool operator==(const IndexConfig&) const = default;
@@ -179,6 +213,7 @@ struct LayerKind {
   bool no_mixer = false;
   bool no_mlp = false;
   bool hash = false;  ///< its experts are chosen by a table of token ids
+  Compression compression = Compression::kNone;
   /// Whether its mixer hands a state from token to token, of which generation keeps one a text.
   bool keeps_state() const { return delta || mamba || conv; }
   bool attends() const { return !keeps_state() && !no_mixer; }
@@ -376,7 +411,9 @@ struct ModelConfig {
   double mtp_loss_coefficient = 0.3;
   RopeConfig rope;
   RopeConfig window_rope;
+  RopeConfig compressed_rope;  ///< of layers with compressed entries
   LatentConfig latent;
+  CompressedConfig compressed;
   IndexConfig index;
   DeltaConfig delta;
   MambaConfig mamba;
@@ -388,8 +425,13 @@ struct ModelConfig {
   /// Width of the hidden states between layers.
   int64_t state_width() const { return residual_streams * hidden_size; }
   bool is_latent() const { return attention == AttentionKind::kLatent; }
-  /// KV heads that attention sees; latent attention makes one for each query head.
-  int64_t kv_heads() const { return num_kv_heads > 0 && !is_latent() ? num_kv_heads : num_heads; }
+  bool is_compressed() const { return attention == AttentionKind::kCompressed; }
+  /// KV heads that attention sees; latent attention makes one for each query head, compressed
+  /// attention one for all.
+  int64_t kv_heads() const {
+    if (is_compressed()) return 1;
+    return num_kv_heads > 0 && !is_latent() ? num_kv_heads : num_heads;
+  }
   /// Size of a query or key head.
   int64_t head_dim() const;
   int64_t value_dim() const;
@@ -415,6 +457,7 @@ struct ModelConfig {
   bool is_delta_layer(int64_t layer) const;
   bool is_mamba_layer(int64_t layer) const;
   bool is_conv_layer(int64_t layer) const;
+  Compression compression(int64_t layer) const;
   bool has_mixer(int64_t layer) const;
   bool has_mlp(int64_t layer) const;  ///< dense, or of experts
   /// Whether its mixer is attention.
@@ -434,7 +477,8 @@ struct ModelConfig {
             .conv = is_conv_layer(layer),
             .no_mixer = !has_mixer(layer),
             .no_mlp = !has_mlp(layer),
-            .hash = is_hash_layer(layer)};
+            .hash = is_hash_layer(layer),
+            .compression = compression(layer)};
   }
   /// Decoder layers and those of multi-token prediction.
   int64_t all_layers() const { return num_layers + mtp_layers; }
@@ -454,8 +498,8 @@ ModelConfig without_prediction(ModelConfig config);
 /// The model without adapters, as it is where they are merged.
 ModelConfig without_adapters(ModelConfig config);
 
-/// Binds every key of [model], [rope], [window_rope], [latent], [index], [delta], [mamba], [conv]
-/// and [moe].
+/// Binds every key of [model], [rope], [window_rope], [compressed_rope], [latent], [compressed],
+/// [index], [delta], [mamba], [conv] and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 
 /// Refuses impossible combinations with the arithmetic that fails and what to do. `vocab_size` must

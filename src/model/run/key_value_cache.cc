@@ -11,6 +11,7 @@ std::vector<Port> cache_ports(const PortContext& context) {
   if (kind.no_mixer) return {};
   if (kind.attends() && chooses_keys(context.config, context.shape, context.cache))
     return {Port::kKeyCache, Port::kValueCache, Port::kIndexCache};
+  if (kind.attends() && context.config.is_compressed()) return {Port::kKeyCache};
   if (kind.attends()) return {Port::kKeyCache, Port::kValueCache};
   if (kind.conv) return {Port::kValueConvState};
   return {Port::kQueryConvState, Port::kKeyConvState, Port::kValueConvState,

@@ -26,7 +26,8 @@ bool projects_into_residual(const ModelConfig& config, std::string_view name) {
   if (config.moe.latent_size > 0 && ends_with(name, "moe.experts.down.weight")) return false;
   return ends_with(name, "attn.o.weight") || ends_with(name, "delta.o.weight") ||
          ends_with(name, "mamba.o.weight") || ends_with(name, "conv.o.weight") ||
-         ends_with(name, ".down.weight") || ends_with(name, "moe.latent_up.weight");
+         ends_with(name, "attn.o_up.weight") || ends_with(name, ".down.weight") ||
+         ends_with(name, "moe.latent_up.weight");
 }
 
 /// B starts at zero, and A with the variance of PEFT's: that of nn.Linear's uniform numbers, which
@@ -63,6 +64,11 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
   }
   if (is_adapter_parameter(spec.name)) {
     spec.init_deviation = adapter_deviation(config, spec);
+    return spec;
+  }
+  // Compressed tokens begin as what their gates alone say (DeepSeek-V4).
+  if (ends_with(spec.name, ".position_bias")) {
+    spec.init_constant = 0.0F;
     return spec;
   }
   spec.init_deviation = config.init_deviation;

@@ -112,8 +112,40 @@ Cost IndexTopkPaged::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
+IndexTopkEntries::IndexTopkEntries(const IndexSpec& spec, int64_t rate)
+    : IndexTopkOperator(spec), rate_(rate) {
+  require(rate >= 1, "index_topk_entries: the rate must be at least 1, got {}", rate);
+}
+
+std::string IndexTopkEntries::attributes() const {
+  return fmt::format("{} rate={}", IndexTopkOperator::attributes(), rate_);
+}
+
+std::vector<ValueType> IndexTopkEntries::infer(std::span<const ValueType> inputs) const {
+  std::vector<ValueType> choice = infer_choice(inputs, 1);
+  check_i32(inputs[kPositions], {inputs[kQ].shape[0]}, "positions");
+  return choice;
+}
+
+/// Of each `rate` tokens that see as many entries.
+Cost IndexTopkEntries::cost(std::span<const ValueType> inputs,
+                            std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  const int64_t num_tokens = inputs[kQ].shape[0];
+  if (num_tokens == 0) return cost;
+  const int64_t length = typical_length(num_tokens);
+  const auto entries = static_cast<double>(length / rate_);
+  cost.flops = static_cast<double>(num_tokens) / static_cast<double>(length) *
+               static_cast<double>(rate_) * score_flops(entries, entries);
+  return cost;
+}
+
 OperatorPtr make_index_topk(const IndexSpec& spec) {
   return std::make_shared<IndexTopk>(spec);
+}
+
+OperatorPtr make_index_topk_entries(const IndexSpec& spec, int64_t rate) {
+  return std::make_shared<IndexTopkEntries>(spec, rate);
 }
 
 OperatorPtr make_index_topk_cached(const IndexSpec& spec) {

@@ -32,7 +32,17 @@ struct Seen {
   }
 };
 
+__device__ Seen find_entries(const IndexQueries& call, int64_t token) {
+  const int position = call.positions[token];
+  if (position < 0 || position > token) fail("a position of index_topk_entries", position);
+  const int64_t first = (token - position) / call.rate;
+  const int count = (position + 1) / call.rate;
+  if (count > 0 && first + count > call.num_rows) fail("the last entry of a token", first + count);
+  return {count, first, nullptr};
+}
+
 __device__ Seen find_seen(const IndexQueries& call, int64_t token) {
+  if (call.positions != nullptr) return find_entries(call, token);
   if (call.cu_seqlens == nullptr) {
     const int length = call.lengths[0];
     if (length < call.num_tokens || length > call.num_rows) fail("cache_length", length);

@@ -88,7 +88,28 @@ class IndexTopkPaged final : public IndexTopkOperator {
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
 };
 
+/// Of packed sequences over entries that `rate` tokens each were compressed to (CompressWindows),
+/// which lie in k A [R, D] as there: positions I32 [T] of the tokens in their sequences, of whose
+/// entries a token at position p sees the first (p + 1) / rate, rounded down.
+class IndexTopkEntries final : public IndexTopkOperator {
+ public:
+  static constexpr std::string_view kName = "index_topk_entries";
+  enum Bound : int { kPositions = kFirstBound };
+
+  /// Throws UserError unless the rate is at least 1.
+  IndexTopkEntries(const IndexSpec& spec, int64_t rate);
+  std::string_view name() const override { return kName; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  int64_t rate() const { return rate_; }
+
+ private:
+  int64_t rate_;
+};
+
 OperatorPtr make_index_topk(const IndexSpec& spec);
+OperatorPtr make_index_topk_entries(const IndexSpec& spec, int64_t rate);
 OperatorPtr make_index_topk_cached(const IndexSpec& spec);
 OperatorPtr make_index_topk_paged(const IndexSpec& spec);
 

@@ -191,6 +191,25 @@ void index_topk(const IndexTopk& op, const KernelArgs& args) {
   });
 }
 
+void index_topk_entries(const IndexTopkEntries& op, const KernelArgs& args) {
+  const auto positions = args.in(IndexTopkEntries::kPositions).span<int32_t>();
+  const int64_t rows = args.in(IndexTopkEntries::kKeys).shape[0];
+  const auto seen_by = [&](int64_t token) {
+    return Seen{.count = (positions[token] + 1) / op.rate(),
+                .first_row = (token - positions[token]) / op.rate()};
+  };
+  for (int64_t token = 0; token < std::ssize(positions); ++token) {
+    check_shape(op, positions[token] >= 0 && positions[token] <= token,
+                "token {} has position {}; sequences begin with position 0", token,
+                positions[token]);
+    const Seen seen = seen_by(token);
+    check_shape(op, seen.first_row + seen.count <= rows || seen.count == 0,
+                "token {} sees entries up to row {} of {}", token, seen.first_row + seen.count - 1,
+                rows);
+  }
+  choose_keys(op, args, rows, seen_by);
+}
+
 void index_topk_cached(const IndexTopkCached& op, const KernelArgs& args) {
   const int64_t queries = args.in(IndexTopkCached::kQ).shape[0];
   const int64_t capacity = args.in(IndexTopkCached::kKeys).shape[0];
@@ -260,6 +279,8 @@ int64_t paged_workspace(const IndexTopkPaged& op, std::span<const ValueType> inp
 
 TESSERA_CPU_KERNELS(add_index_topk_cpu, table) {
   add_kernel<IndexTopk>(table, index_topk, {.workspace = workspace_of_keys<IndexTopk>});
+  add_kernel<IndexTopkEntries>(table, index_topk_entries,
+                               {.workspace = workspace_of_keys<IndexTopkEntries>});
   add_kernel<IndexTopkCached>(table, index_topk_cached,
                               {.workspace = workspace_of_keys<IndexTopkCached>});
   add_kernel<IndexTopkPaged>(table, index_topk_paged, {.workspace = paged_workspace});

@@ -13,7 +13,8 @@ constexpr int64_t kMostIndexBlocks = 264;
 /// Heads that a thread sums at once: their number is rounded up to a multiple.
 constexpr int kIndexHeads = 8;
 
-/// See IndexTopk. Packed sequences have `cu_seqlens` alone, a cache `lengths` alone, pages all.
+/// See IndexTopk. Packed sequences have `cu_seqlens` alone, a cache `lengths` alone, pages all;
+/// entries of compressed tokens `positions` and `rate`.
 struct IndexQueries {
   DType dtype;
   int64_t num_tokens;
@@ -30,6 +31,8 @@ struct IndexQueries {
   const int32_t* lengths;
   const int32_t* page_table;
   int pages_per_sequence;
+  const int32_t* positions;
+  int rate;
   uint32_t* scores;  ///< [kMostIndexBlocks, longest], or fewer blocks where tokens are fewer
   int32_t* chosen;
 };

@@ -7,12 +7,14 @@
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
 #include "ops/collapse_streams/collapse_streams.h"
 #include "ops/collective/collective.h"
+#include "ops/compress_windows/compress_windows.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
@@ -31,6 +33,7 @@
 #include "ops/hash_experts/hash_experts.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
+#include "ops/join_rows/join_rows.h"
 #include "ops/kda/kda.h"
 #include "ops/kda_gates/kda_gates.h"
 #include "ops/latent_cache/latent_cache.h"
@@ -78,6 +81,7 @@
 #include "ops/top_p/top_p.h"
 #include "ops/unit_norm/unit_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
+#include "ops/window_choice/window_choice.h"
 #include "ops/zero_experts/zero_experts.h"
 
 namespace tessera {
@@ -92,12 +96,14 @@ KernelTable make_cpu_kernels() {
   add_attention_cpu(table);
   add_attention_sink_cpu(table);
   add_balance_cpu(table);
+  add_block_linear_cpu(table);
   add_bf16_sum_cpu(table);
   add_block_sparse_cpu(table);
   add_cache_append_cpu(table);
   add_choose_token_cpu(table);
   add_collective_cpu(table);
   add_collapse_streams_cpu(table);
+  add_compress_windows_cpu(table);
   add_delta_gates_cpu(table);
   add_dequantize_cpu(table);
   add_destinations_cpu(table);
@@ -115,6 +121,7 @@ KernelTable make_cpu_kernels() {
   add_hash_experts_cpu(table);
   add_index_topk_cpu(table);
   add_jitter_cpu(table);
+  add_join_rows_cpu(table);
   add_kda_cpu(table);
   add_kda_gates_cpu(table);
   add_latent_cache_cpu(table);
@@ -162,6 +169,7 @@ KernelTable make_cpu_kernels() {
   add_top_p_cpu(table);
   add_unit_norm_cpu(table);
   add_vocab_loss_cpu(table);
+  add_window_choice_cpu(table);
   add_zero_experts_cpu(table);
   return table;
 }
@@ -170,6 +178,7 @@ KernelTable make_cpu_kernels_of_rows() {
   KernelTable table = make_cpu_kernels();
   add_grouped_matmul_of_rows_cpu(table);
   add_linear_of_rows_cpu(table);
+  add_block_linear_of_rows_cpu(table);
   add_router_of_rows_cpu(table);
   return table;
 }

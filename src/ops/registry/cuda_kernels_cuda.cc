@@ -7,12 +7,14 @@
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
 #include "ops/collapse_streams/collapse_streams.h"
 #include "ops/collective/collective.h"
+#include "ops/compress_windows/compress_windows.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
@@ -31,6 +33,7 @@
 #include "ops/hash_experts/hash_experts.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
+#include "ops/join_rows/join_rows.h"
 #include "ops/kda/kda.h"
 #include "ops/kda_gates/kda_gates.h"
 #include "ops/latent_cache/latent_cache.h"
@@ -78,6 +81,7 @@
 #include "ops/top_p/top_p.h"
 #include "ops/unit_norm/unit_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
+#include "ops/window_choice/window_choice.h"
 #include "ops/zero_experts/zero_experts.h"
 
 namespace tessera {
@@ -92,10 +96,12 @@ KernelTable make_cuda_kernels() {
   add_attention_cuda(table);
   add_attention_sink_cuda(table);
   add_balance_cuda(table);
+  add_block_linear_cuda(table);
   add_bf16_sum_cuda(table);
   add_block_sparse_cuda(table);
   add_choose_token_cuda(table);
   add_collective_cuda(table);
+  add_compress_windows_cuda(table);
   add_cache_append_cuda(table);
   add_collapse_streams_cuda(table);
   add_delta_gates_cuda(table);
@@ -115,6 +121,7 @@ KernelTable make_cuda_kernels() {
   add_hash_experts_cuda(table);
   add_index_topk_cuda(table);
   add_jitter_cuda(table);
+  add_join_rows_cuda(table);
   add_kda_cuda(table);
   add_kda_gates_cuda(table);
   add_latent_cache_cuda(table);
@@ -162,6 +169,7 @@ KernelTable make_cuda_kernels() {
   add_top_p_cuda(table);
   add_unit_norm_cuda(table);
   add_vocab_loss_cuda(table);
+  add_window_choice_cuda(table);
   add_zero_experts_cuda(table);
   return table;
 }

@@ -77,6 +77,8 @@ void validate_layers(const ModelConfig& model) {
            "only attention shares documents among several ranks; leave it out");
   refuse(model.has_chunks(), "model.window_kind = \"chunked\"",
          "chunks would be dealt out to ranks as documents are; leave it out");
+  refuse(model.compressed.has_entries(), "[compressed] with layers of compressed tokens",
+         "tokens are compressed where all of their sequence are; leave it out");
   refuse(model.index.is_on(), "index.top_k", "chosen keys are those of one rank; leave it out");
 }
 

@@ -394,6 +394,15 @@ void validate_indexer(const Settings& settings) {
       settings.qk_clip, top_k);
 }
 
+/// The largest logits are measured of keys that all heads' queries see.
+void validate_compression(const Settings& settings) {
+  require(settings.qk_clip == 0 || !settings.model.is_compressed(),
+          "optim.qk_clip is {}, which scales the rows of query and key projections, but "
+          "model.attention is \"compressed\", whose queries and keys are normed behind them; set "
+          "optim.qk_clip to 0",
+          settings.qk_clip);
+}
+
 /// The step that a token's loss is weighted in must be the one whose probabilities were found.
 void validate_objective(const Settings& settings) {
   const Objective objective = settings.train.objective;
@@ -443,6 +452,7 @@ void validate(const Settings& settings) {
   validate_layer_scalars(settings);
   validate_hash_tables(settings);
   validate_indexer(settings);
+  validate_compression(settings);
   validate_schedule(settings);
   validate_gradients(settings);
   validate_contexts(settings);
