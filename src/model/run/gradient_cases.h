@@ -203,6 +203,19 @@ inline std::vector<Case> gradient_cases() {
                   c.layers_without_mlp = {0};
                   c.tie_embeddings = true;
                 }),
+      make_case("deepseek_v4",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.compressed.sparse_layers = {1};
+                  c.compressed.heavy_layers = {0};
+                  c.index = {.top_k = 3, .num_heads = 2, .head_size = 6};
+                  c.activation = Activation::kSwiGLUClamped;
+                  c.residual_streams = 2;
+                  c.moe.hash_layers = {0};
+                  c.moe.score = ScoreFunction::kSqrtSoftplus;
+                  c.moe.shared_inner_size = 12;
+                  c.moe.expert_bias = true;
+                }),
       make_case("biases",
                 [](ModelConfig& c) {
                   c.qkv_bias = c.output_bias = c.mlp_bias = true;
