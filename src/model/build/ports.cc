@@ -222,7 +222,7 @@ bool in_body(const Context& c) {
 }
 /// Where tokens see some keys alone, logits are not measured.
 bool in_clipped(const Context& c) {
-  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 && !c.config.is_compressed() &&
+  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 && !in_compressed(c) &&
          !chooses_keys(c.config, c.shape, c.cache);
 }
 bool in_moe(const Context& c) {
