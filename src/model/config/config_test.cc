@@ -427,7 +427,7 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
       "index.top_k chooses what tokens see");
   const auto refuse_compressed = [&](void (*change)(ModelConfig&), const char* message) {
     SCOPED_TRACE(message);
-    ModelConfig c = tiny_config();
+    ModelConfig c = testing::tiny_config();
     c.attention = AttentionKind::kCompressed;
     c.num_kv_heads = 0;
     c.window = 4;
