@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "ops/compress_windows/compress_cached.h"
+#include "ops/paged_attention/kept_tokens.h"
 #include "ops/storage.h"
 
 namespace tessera {

@@ -1,6 +1,7 @@
 #include "ops/compress_windows/compress_cached.h"
 #include "ops/compress_windows/compress_cached_kernels.h"
 #include "ops/cuda/context.h"
+#include "ops/paged_attention/kept_rows_cuda.h"
 
 namespace tessera {
 namespace {
@@ -19,7 +20,7 @@ void compress_windows_cached(const CompressWindowsCached& op, const KernelArgs& 
        .overlaps = spec.windows.overlaps,
        .num_slots = static_cast<int>(spec.num_slots),
        .first_entry = spec.first_entry,
-       .tokens = cuda::KeptTokensArgs::of(spec.kept, args, Op::kPositions, Op::kFirstKept),
+       .tokens = cuda::kept_tokens(spec.kept, args, Op::kPositions, Op::kFirstKept),
        .slots = paged ? args.in(Op::kSlots).as<int32_t>() : nullptr,
        .kv = kv.data,
        .gate = args.in(Op::kGate).data,

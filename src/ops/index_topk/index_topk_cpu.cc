@@ -5,6 +5,7 @@
 #include "ops/cpu_dispatch.h"
 #include "ops/float_word.h"
 #include "ops/index_topk/index_topk.h"
+#include "ops/paged_attention/kept_tokens.h"
 #include "ops/paged_attention/pages.h"
 #include "ops/sequence_bounds.h"
 #include "ops/simd.h"

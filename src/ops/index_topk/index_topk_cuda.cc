@@ -4,6 +4,7 @@
 #include "ops/cuda/limits.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/index_topk/index_topk_kernels.h"
+#include "ops/paged_attention/kept_rows_cuda.h"
 #include "ops/paged_attention/pages.h"
 
 namespace tessera {
@@ -37,8 +38,8 @@ void index_topk(const IndexTopk& op, const KernelArgs& args) {
 
 void index_topk_entries(const IndexTopkEntries& op, const KernelArgs& args) {
   cuda::IndexQueries call = describe(op, args, args.in(Op::kKeys).shape[0]);
-  call.entries = cuda::KeptTokensArgs::of(op.kept(), args, IndexTopkEntries::kPositions,
-                                          IndexTopkEntries::kFirstKept);
+  call.entries = cuda::kept_tokens(op.kept(), args, IndexTopkEntries::kPositions,
+                                   IndexTopkEntries::kFirstKept);
   call.rate = static_cast<int>(op.rate());
   cuda::launch_index_topk(call, cuda::stream_of(args));
 }

@@ -3,10 +3,12 @@
 #include "ops/cuda/fail.cuh"
 #include "ops/cuda/parts.cuh"
 #include "ops/paged_attention/kept_rows_args.h"
+#include "ops/paged_attention/pages.h"
 
 namespace tessera::cuda {
 
-/// KeptTokens on a GPU: a token in hand, and where what is kept of its sequence lies.
+/// KeptTokens (kept_tokens.h) on a GPU: a token in hand, and where what is kept of its sequence
+/// lies.
 struct KeptToken {
   int sequence;  ///< -1: of none
   int position;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/paged_attention/kept_tokens.h"
 #include "ops/window_choice/window_choice.h"
 
 namespace tessera {

@@ -1,4 +1,5 @@
 #include "ops/cuda/context.h"
+#include "ops/paged_attention/kept_rows_cuda.h"
 #include "ops/window_choice/window_choice.h"
 #include "ops/window_choice/window_choice_kernels.h"
 
@@ -13,8 +14,8 @@ void window_choice(const WindowChoice& op, const KernelArgs& args) {
        .window = static_cast<int>(spec.window),
        .rate = static_cast<int>(spec.rate),
        .entries = static_cast<int>(spec.entries),
-       .tokens = cuda::KeptTokensArgs::of(spec.kept, args, WindowChoice::kPositions,
-                                          WindowChoice::kFirstKept),
+       .tokens =
+           cuda::kept_tokens(spec.kept, args, WindowChoice::kPositions, WindowChoice::kFirstKept),
        .first_entry = spec.kept == KeptRows::kPacked ? num_tokens : spec.first_entry,
        .chosen = op.chosen() ? args.in(op.chosen_input()).as<int32_t>() : nullptr,
        .rows = args.out(WindowChoice::kRows).as<int32_t>()},
