@@ -8,7 +8,7 @@ namespace tessera {
 
 /// What a layer with compressed tokens attends to.
 struct EntryKeys {
-  ValueId keys = -1;    ///< A [T + E, D]: of tokens, then of entries
+  ValueId keys = -1;    ///< A [T + E, D]: of tokens, then of entries; or the cache of both
   ValueId chosen = -1;  ///< I32 [T, W + K], rows of those (WindowChoice)
 };
 

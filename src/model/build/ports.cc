@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/choose_token/token_rule.h"
+#include "ops/compress_windows/compress_windows.h"
 #include "ops/noise.h"
 #include "ops/paged_attention/paged_attention.h"
 
@@ -101,10 +102,16 @@ ValueType page_table_type(const Context& c) {
           .shape = {c.shape.max_sequences, c.cache ? pages_of(c.cache->capacity) : 0}};
 }
 ValueType key_cache_type(const Context& c) {
-  return cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).keys);
+  ValueType type = cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).keys);
+  const EntryRows rows = cached_rows(c.config, c.kind, c.cache.value_or(CacheShape{}));
+  type.shape[0] = rows.tokens + rows.entries;
+  return type;
 }
 ValueType index_cache_type(const Context& c) {
-  return cache_type(c, c.config.index.head_size);
+  ValueType type = cache_type(c, c.config.index.head_size);
+  if (c.kind.compression != Compression::kNone)
+    type.shape[0] = cached_rows(c.config, c.kind, c.cache.value_or(CacheShape{})).entries;
+  return type;
 }
 ValueType value_cache_type(const Context& c) {
   return cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).values);
@@ -137,6 +144,19 @@ ValueType delta_states_type(const Context& c) {
   return {DType::kF32, {num_states(c) * delta.num_value_heads * delta.key_size, delta.value_size}};
 }
 
+/// kv and gate of the last tokens of each sequence, of which entries of that size are made.
+ValueType last_tokens_type(const Context& c, int64_t size) {
+  const int64_t parts = c.kind.compression == Compression::kSparse ? 2 : 1;
+  return {c.shape.dtype,
+          {num_states(c) * 2 * c.config.compressed.rate(c.kind.compression), 2 * parts * size}};
+}
+ValueType compress_state_type(const Context& c) {
+  return last_tokens_type(c, c.config.head_dim());
+}
+ValueType index_state_type(const Context& c) {
+  return last_tokens_type(c, c.config.index.head_size);
+}
+
 bool in_layers(const Context& c) {
   return c.role == ProgramRole::kLayer;
 }
@@ -166,8 +186,14 @@ bool in_cached_attention(const Context& c) {
 bool in_cached_values(const Context& c) {
   return in_cached_attention(c) && !c.config.is_compressed();
 }
+bool in_compressed_cache(const Context& c) {
+  return in_cached(c) && in_compressed(c);
+}
+bool in_index_state(const Context& c) {
+  return in_compressed_cache(c) && chooses_entries(c.config, c.kind, c.shape, c.cache);
+}
 bool in_indexed_cache(const Context& c) {
-  return in_cached_attention(c) && chooses_keys(c.config, c.shape, c.cache);
+  return in_index_state(c) || (in_cached_attention(c) && chooses_keys(c.config, c.shape, c.cache));
 }
 bool in_cached_delta(const Context& c) {
   return in_cached(c) && c.kind.delta;
@@ -185,10 +211,11 @@ bool in_paged(const Context& c) {
   return in_cached_attention(c) && c.cache->is_paged();
 }
 bool in_slots(const Context& c) {
-  return in_cached(c) && c.kind.keeps_state() && c.cache->is_paged();
+  return in_cached(c) && (c.kind.keeps_state() || in_compressed(c)) && c.cache->is_paged();
 }
+/// Positions say as much of tokens that see compressed ones.
 bool in_lengths(const Context& c) {
-  return in_cached_attention(c) || in_slots(c);
+  return !in_compressed(c) && (in_cached_attention(c) || in_slots(c));
 }
 bool in_contiguous(const Context& c) {
   return in_cached(c) && in_mixers(c) && !c.cache->is_paged();
@@ -225,7 +252,7 @@ bool in_body(const Context& c) {
 }
 /// Where tokens see some keys alone, logits are not measured.
 bool in_clipped(const Context& c) {
-  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 && !c.config.is_compressed() &&
+  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 && !in_compressed(c) &&
          !chooses_keys(c.config, c.shape, c.cache);
 }
 bool in_moe(const Context& c) {
@@ -352,6 +379,10 @@ constexpr PortRule kRules[] = {
      delta_states_type, in_cached_delta},
     {Port::kScanStates, "scan_states", kInPlace, "states of the heads (SsdScanCached)",
      scan_states_type, in_cached_mamba},
+    {Port::kCompressState, "compress_state", kInPlace, "last tokens' part in entries to come",
+     compress_state_type, in_compressed_cache},
+    {Port::kIndexState, "index_state", kInPlace, "and in the indexer's", index_state_type,
+     in_index_state},
     {Port::kChosenRows, "chosen_rows", kIn, "the tokens whose next ones are chosen", chosen_ids,
      in_choice_of_some},
     {Port::kTokenRules, "token_rules", kIn, "how (TokenRule)", token_rules_type, in_choice},
@@ -448,6 +479,27 @@ bool chooses_keys(const ModelConfig& config, const BatchShape& shape,
   if (!config.index.is_on() || config.is_compressed()) return false;
   const int64_t in_batch = shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
   return (cache ? cache->capacity : in_batch) > config.index.top_k;
+}
+
+int64_t longest_sequence(const BatchShape& shape, const std::optional<CacheShape>& cache) {
+  if (cache) return cache->capacity;
+  return shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
+}
+
+bool chooses_entries(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
+                     const std::optional<CacheShape>& cache) {
+  return kind.compression == Compression::kSparse &&
+         num_entry_rows(longest_sequence(shape, cache), config.compressed.sparse_rate) >
+             config.index.top_k;
+}
+
+EntryRows cached_rows(const ModelConfig& config, LayerKind kind, const CacheShape& cache) {
+  const int64_t tokens = cache.is_paged() ? cache.num_pages * kPageTokens : cache.capacity;
+  if (kind.compression == Compression::kNone) return {.tokens = tokens};
+  // In pages an entry lies where the token of its number does: there is a page for each.
+  const int64_t rate = config.compressed.rate(kind.compression);
+  return {.tokens = tokens,
+          .entries = cache.is_paged() ? tokens : num_entry_rows(cache.capacity, rate)};
 }
 
 bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {

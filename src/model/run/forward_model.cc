@@ -56,9 +56,6 @@ struct ForwardPrograms {
         !cache || !config.moe.experts_choose() || config.num_moe_layers() == 0,
         "moe.routing = \"expert_choice\": which tokens an expert takes depends on later ones, so "
         "that the model cannot generate as it was trained; it can be trained and evaluated");
-    require(!cache || !config.compressed.has_entries(),
-            "layers of compressed.sparse_layers and compressed.heavy_layers cannot generate yet: "
-            "caches have no compressed tokens; the model can be trained and evaluated");
     embedding_layout = build_embedding(config, shape, single_rank_groups());
     embedding = make_executable(embedding_layout.forward, {});
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {

@@ -323,6 +323,33 @@ TEST(IndexTopkEntries, ChoosesTheBestWholeOnes) {
   }
 }
 
+/// Entries that lie in a cache, or in pages, are chosen as those of packed tokens.
+TEST(IndexTopkEntries, KeptOnesAsPackedOnes) {
+  const IndexSpec spec = index_of(8, 6, 4);
+  const Problem problem(spec, {31});
+  const auto expected = choose_entries(problem, 3);
+  constexpr int64_t kNew = 5;
+  const std::vector<int32_t> positions = {26, 27, 28, 29, 30};
+  std::vector<TestInput> inputs = problem.queries(31 - kNew, 31);
+  inputs.push_back(constant(rows_of(problem.k, 0, 12), "k"));
+  inputs.push_back(constant(vector_of(positions), "positions"));
+  const auto cached = run_operator(IndexTopkEntries(spec, 3, KeptRows::kCached), kernels(), inputs);
+  const std::vector<int32_t> last(expected.end() - kNew * spec.top_k, expected.end());
+  const auto found = cached[0].get().span<int32_t>();
+  EXPECT_EQ(std::vector<int32_t>(found.begin(), found.end()), last);
+  OwnedTensor pages(DType::kF32, {2 * kPageTokens, 6});
+  std::ranges::fill(pages.get().span<float>(), std::numeric_limits<float>::quiet_NaN());
+  std::ranges::copy(rows_of(problem.k, 0, 12).get().span<float>(),
+                    pages.get().as<float>() + kPageTokens * 6);
+  inputs[2] = constant(std::move(pages), "k");
+  inputs.push_back(constant(vector_of({0, kNew}), "cu_seqlens"));
+  inputs.push_back(constant(tensor_of_i32({1, 1}, {1}), "page_table"));
+  const auto paged = run_operator(IndexTopkEntries(spec, 3, KeptRows::kPaged), kernels(), inputs);
+  const auto rows = paged[0].get().span<int32_t>();
+  for (size_t i = 0; i < last.size(); ++i)
+    EXPECT_EQ(rows[i], last[i] < 0 ? -1 : last[i] + kPageTokens) << i;
+}
+
 TEST(IndexTopkEntries, RefusesWhatDoesNotFit) {
   const Problem problem(index_of(2, 4, 1), {6});
   std::vector<TestInput> inputs = problem.queries(0, 6);

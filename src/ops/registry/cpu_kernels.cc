@@ -7,13 +7,14 @@
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
-#include "ops/block_linear/block_linear.h"
 #include "ops/bf16_sum/bf16_sum.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
 #include "ops/collapse_streams/collapse_streams.h"
 #include "ops/collective/collective.h"
+#include "ops/compress_windows/compress_cached.h"
 #include "ops/compress_windows/compress_windows.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
@@ -104,6 +105,7 @@ KernelTable make_cpu_kernels() {
   add_collective_cpu(table);
   add_collapse_streams_cpu(table);
   add_compress_windows_cpu(table);
+  add_compress_windows_cached_cpu(table);
   add_delta_gates_cpu(table);
   add_dequantize_cpu(table);
   add_destinations_cpu(table);

@@ -7,13 +7,14 @@
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
-#include "ops/block_linear/block_linear.h"
 #include "ops/bf16_sum/bf16_sum.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
 #include "ops/collapse_streams/collapse_streams.h"
 #include "ops/collective/collective.h"
+#include "ops/compress_windows/compress_cached.h"
 #include "ops/compress_windows/compress_windows.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
@@ -102,6 +103,7 @@ KernelTable make_cuda_kernels() {
   add_choose_token_cuda(table);
   add_collective_cuda(table);
   add_compress_windows_cuda(table);
+  add_compress_windows_cached_cuda(table);
   add_cache_append_cuda(table);
   add_collapse_streams_cuda(table);
   add_delta_gates_cuda(table);

@@ -2,6 +2,7 @@
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
 #include "ops/cuda/vector.cuh"
+#include "ops/paged_attention/kept_rows.cuh"
 #include "ops/window_choice/window_choice_kernels.h"
 
 namespace tessera::cuda {
@@ -9,14 +10,15 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ int32_t entry_of(const WindowChoices& call, int64_t token, int32_t position, int idx) {
+__device__ int32_t entry_of(const WindowChoices& call, const KeptToken& own, int64_t token,
+                            int idx) {
   if (idx >= call.entries) return -1;
   if (call.chosen != nullptr) {
     const int32_t row = call.chosen[token * call.entries + idx];
-    return row < 0 ? -1 : static_cast<int32_t>(call.num_tokens) + row;
+    return row < 0 ? -1 : static_cast<int32_t>(call.first_entry + row);
   }
-  if (idx >= (position + 1) / call.rate) return -1;
-  return static_cast<int32_t>(call.num_tokens + (token - position) / call.rate + idx);
+  if (idx >= (own.position + 1) / call.rate) return -1;
+  return static_cast<int32_t>(call.first_entry + own.entry_row(call.tokens, token, idx, call.rate));
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -26,14 +28,18 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t token = i / width;
   if (token >= call.num_tokens) return;
-  const int32_t position = call.positions[token];
-  if (position < 0 || position > token) fail("a position of window_choice", position);
-  if (call.chosen == nullptr && (position + 1) / call.rate > call.entries)
-    fail("the entries of window_choice's tokens", (position + 1) / call.rate);
+  const KeptToken own = KeptToken::find(call.tokens, token);
+  if (own.sequence < 0) {
+    call.rows[i] = -1;
+    return;
+  }
+  if (call.chosen == nullptr && (own.position + 1) / call.rate > call.entries)
+    fail("the entries of window_choice's tokens", (own.position + 1) / call.rate);
   const int idx = static_cast<int>(i % width);
-  const int seen = min(position + 1, call.window);
-  call.rows[i] = idx < seen ? static_cast<int32_t>(token - seen + 1 + idx)
-                            : entry_of(call, token, position, idx - seen);
+  const int seen = min(own.position + 1, call.window);
+  call.rows[i] =
+      idx < seen ? static_cast<int32_t>(own.row(call.tokens, token, own.position - seen + 1 + idx))
+                 : entry_of(call, own, token, idx - seen);
 }
 
 }  // namespace

@@ -1,20 +1,23 @@
 #include "ops/cuda/context.h"
+#include "ops/paged_attention/kept_rows_cuda.h"
 #include "ops/window_choice/window_choice.h"
 #include "ops/window_choice/window_choice_kernels.h"
 
 namespace tessera {
 namespace {
 
-void window_choice(const WindowChoice& op, const Args<WindowChoice>& args) {
+void window_choice(const WindowChoice& op, const KernelArgs& args) {
   const WindowChoiceSpec& spec = op.spec();
-  const Tensor& positions = args.in(WindowChoice::kPositions);
+  const int64_t num_tokens = args.in(WindowChoice::kPositions).shape[0];
   cuda::launch_window_choice(
-      {.num_tokens = positions.shape[0],
+      {.num_tokens = num_tokens,
        .window = static_cast<int>(spec.window),
        .rate = static_cast<int>(spec.rate),
        .entries = static_cast<int>(spec.entries),
-       .positions = positions.as<int32_t>(),
-       .chosen = op.chosen() ? args.in(WindowChoice::kChosen).as<int32_t>() : nullptr,
+       .tokens =
+           cuda::kept_tokens(spec.kept, args, WindowChoice::kPositions, WindowChoice::kFirstKept),
+       .first_entry = spec.kept == KeptRows::kPacked ? num_tokens : spec.first_entry,
+       .chosen = op.chosen() ? args.in(op.chosen_input()).as<int32_t>() : nullptr,
        .rows = args.out(WindowChoice::kRows).as<int32_t>()},
       cuda::stream_of(args));
 }
@@ -22,7 +25,8 @@ void window_choice(const WindowChoice& op, const Args<WindowChoice>& args) {
 }  // namespace
 
 void add_window_choice_cuda(KernelTable& table) {
-  add_kernel<WindowChoice>(table, window_choice);
+  for (const KeptRows kept : {KeptRows::kPacked, KeptRows::kCached, KeptRows::kPaged})
+    add_kernel<WindowChoice>(table, WindowChoice::name_of(kept), window_choice);
 }
 
 }  // namespace tessera

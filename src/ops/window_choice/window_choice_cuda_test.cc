@@ -44,6 +44,23 @@ TEST_F(WindowChoiceCuda, Shapes) {
   }
 }
 
+TEST_F(WindowChoiceCuda, TinyPages) {
+  const OwnedTensor positions = testing::tensor_of_i32({4}, {130, 131, 5, 0});
+  const OwnedTensor bounds = testing::tensor_of_i32({3}, {0, 2, 3});
+  const OwnedTensor pages = testing::tensor_of_i32({2, 2}, {1, 0, 2, -1});
+  testing::check_operator_on_gpu(
+      make_window_choice(
+          {.window = 4, .rate = 2, .entries = 70, .kept = KeptRows::kPaged, .first_entry = 384},
+          false),
+      [&](DType /*dtype*/) {
+        return testing::OperatorInputs{
+            {"positions", "bounds", "pages"},
+            {{DType::kI32, {4}}, {DType::kI32, {3}}, {DType::kI32, {2, 2}}}};
+      },
+      {}, cpu(), gpu(),
+      {.values = {{"positions", positions}, {"bounds", bounds}, {"pages", pages}}, .once = true});
+}
+
 TEST_F(WindowChoiceCuda, TinyWindows) {
   check({.window = 2, .rate = 2, .entries = 3}, {5, 4}, false, true);
 }

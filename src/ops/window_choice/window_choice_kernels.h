@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/paged_attention/kept_rows_args.h"
+
 namespace tessera::cuda {
 
 /// See WindowChoice.
@@ -12,7 +14,8 @@ struct WindowChoices {
   int window;
   int rate;
   int entries;
-  const int32_t* positions;
+  KeptTokensArgs tokens;
+  int64_t first_entry;
   const int32_t* chosen;  ///< null: all entries
   int32_t* rows;
 };

@@ -44,6 +44,35 @@ TEST(WindowChoice, WindowsAndChosenEntries) {
                        "rows");
 }
 
+/// Of one sequence's tokens behind its cache of 6 keys.
+TEST(WindowChoice, KeptRows) {
+  const WindowChoice cached(
+      {.window = 2, .rate = 2, .entries = 3, .kept = KeptRows::kCached, .first_entry = 6}, false);
+  const auto rows = run_operator(cached, kernels(), list_inputs(ids({2}, {4, 5}, "p")));
+  expect_bitwise_equal(rows[0], tensor_of_i32({2, 5}, {3, 4, 6, 7, -1, 4, 5, 6, 7, 8}), "rows");
+}
+
+/// Of two sequences in pages 1, 0 and 2, and a row that only fills.
+TEST(WindowChoice, Pages) {
+  const WindowChoice paged(
+      {.window = 2, .rate = 64, .entries = 2, .kept = KeptRows::kPaged, .first_entry = 1000},
+      false);
+  const auto rows =
+      run_operator(paged, kernels(),
+                   list_inputs(ids({3}, {128, 0, 0}, "p"), ids({3}, {0, 1, 2}, "cu_seqlens"),
+                               ids({2, 2}, {1, 0, 2, -1}, "page_table")));
+  expect_bitwise_equal(rows[0],
+                       tensor_of_i32({3, 4}, {255, 0, 1128, 1129, 256, -1, -1, -1, -1, -1, -1, -1}),
+                       "rows");
+  const WindowChoice chosen(
+      {.window = 1, .rate = 64, .entries = 1, .kept = KeptRows::kPaged, .first_entry = 1000}, true);
+  const auto own = run_operator(
+      chosen, kernels(),
+      list_inputs(ids({2}, {128, 0}, "p"), ids({2}, {0, 1}, "cu_seqlens"),
+                  ids({1, 2}, {1, 0}, "page_table"), ids({2, 1}, {129, -1}, "chosen")));
+  expect_bitwise_equal(own[0], tensor_of_i32({2, 2}, {0, 1129, -1, -1}), "rows");
+}
+
 TEST(WindowChoice, NoTokens) {
   const auto rows = run_operator(WindowChoice({.window = 2, .rate = 4, .entries = 1}, false),
                                  kernels(), list_inputs(ids({0}, {}, "p")));

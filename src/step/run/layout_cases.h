@@ -176,6 +176,50 @@ inline std::vector<LayoutCase> model_layouts() {
          m.index = {.top_k = 3, .num_heads = 9, .head_size = 6};
          m.mtp_layers = 1;
        }},
+      {"compressed_attention_of_a_ring", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kCompressed;
+         m.num_kv_heads = 0;
+         m.window = 4;
+         m.attention_sinks = true;
+         m.compressed = {.query_rank = 7, .rope_size = 2, .output_groups = 2, .output_rank = 5};
+       }},
+      {"compressed_attention_of_exchanged_heads", 2,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.attention = AttentionParallel::kUlysses;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kCompressed;
+         m.num_kv_heads = 0;
+         m.compressed = {.query_rank = 7, .rope_size = 2, .output_groups = 4, .output_rank = 5};
+       }},
+      {"compressed_tokens", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.ep = 2;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kCompressed;
+         m.num_kv_heads = 0;
+         m.window = 3;
+         m.attention_sinks = true;
+         m.compressed = {.query_rank = 7,
+                         .rope_size = 2,
+                         .output_groups = 2,
+                         .output_rank = 5,
+                         .sparse_rate = 2,
+                         .heavy_rate = 3,
+                         .sparse_layers = {1},
+                         .heavy_layers = {0}};
+         m.index = {.top_k = 2, .num_heads = 9, .head_size = 6};
+       },
+       true},
       {"gated_delta", 4,
        [](P& p) {
          p.layout.tp = 2;
