@@ -178,22 +178,8 @@ std::vector<double> GroundTruth::expected(const std::string& name) const {
                     static_cast<size_t>(tensor->entry->shape.num_elements()));
 }
 
-std::vector<double> GroundTruth::packed_logits(std::span<const int32_t> ids) {
-  NextTokenBatch batch(ids, length());
-  ForwardModel forward(model(), batch_shape(shape("input_ids"), dtype_), ForwardGoal::kLogits,
-                       backend_, parameters_, experts_);
-  const auto rows = to_doubles(forward.run_logits(batch.view()));
-  const int64_t width = model().vocab_size;
-  const int64_t kept = shape("logits")[2];
-  std::vector<double> result;
-  for (auto row = rows.begin(); row != rows.end(); row += width)
-    result.insert(result.end(), row, row + kept);
-  return result;
-}
-
 std::vector<double> GroundTruth::logits() {
   const std::vector<int32_t> ids = to_ids(expected("input_ids"));
-  if (model().compressed.has_entries()) return packed_logits(ids);  // there are no caches of them
   KeyValueCache cache(model(), dtype_, length(), backend_.device());
   ForwardModel forward(model(), {.num_tokens = length(), .dtype = dtype_}, ForwardGoal::kLogits,
                        backend_, parameters_, experts_, &cache);

@@ -88,8 +88,6 @@ class GroundTruth {
   GradientErrors compare_gradients() const;
 
  private:
-  /// Of whole sequences at once, without a cache.
-  std::vector<double> packed_logits(std::span<const int32_t> ids);
   std::vector<NamedTensor> named_weights(const ParameterSet& parameters) const;
   /// By Tessera's names.
   std::map<std::string, std::vector<double>> own_gradients() const;

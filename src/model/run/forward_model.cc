@@ -404,10 +404,6 @@ Tensor ForwardModel::run_loss(const MicroBatch& batch) {
   return impl_->run();
 }
 
-Tensor ForwardModel::run_logits(const MicroBatch& batch) {
-  return run_loss(batch);  // what the head gives, whichever it is
-}
-
 Tensor ForwardModel::chosen_experts() const {
   ensure(impl_->shape.tells_routing, "chosen_experts: the model does not tell them");
   return impl_->device().is_host() ? impl_->chosen.get() : impl_->host_chosen.get();

@@ -60,9 +60,6 @@ class ForwardModel {
   /// Logits [T,V], on the host, of tokens that follow the cache's, which grows by T. REQUIRES goal
   /// kLogits and a cache with room.
   Tensor run_logits(std::span<const int32_t> tokens);
-  /// Logits [T,V] of a micro-batch's tokens, on the host, until the next pass. REQUIRES goal kLogits,
-  /// no cache.
-  Tensor run_logits(const MicroBatch& batch);
   /// Reads at most T tokens of at most max_sequences sequences, and chooses the next ones of at
   /// most chosen_rows of them. What is given is there until the next pass. REQUIRES goal kTokens
   /// and a paged cache.
