@@ -32,6 +32,9 @@ NEMOTRON = dict(vocab_size=64, hidden_size=32, num_attention_heads=4, num_key_va
                 max_position_embeddings=256, pad_token_id=None, bos_token_id=None, eos_token_id=None, layer_norm_epsilon=1e-3,
                 mamba_num_heads=4, mamba_head_dim=6, n_groups=2, ssm_state_size=5, chunk_size=16, conv_kernel=3,
                 moe_intermediate_size=16, moe_shared_expert_intermediate_size=20, num_experts_per_tok=2)
+DEEPSEEK_V4 = dict(vocab_size=64, hidden_size=32, num_attention_heads=4, head_dim=12, max_position_embeddings=256,
+                   pad_token_id=None, bos_token_id=None, eos_token_id=None, num_experts_per_tok=2, moe_intermediate_size=16,
+                   q_lora_rank=20, o_groups=2, o_lora_rank=10, sliding_window=5, index_n_heads=6, index_head_dim=8, index_topk=2)
 
 CASES = {
     "glm4_moe": ("Glm4Moe", dict(SMALL, **EXPERTS, head_dim=16, n_routed_experts=8, n_shared_experts=1, n_group=2,
@@ -246,6 +249,21 @@ CASES = {
         num_experts_per_tok=2, interleave_moe_layer_step=2, attention_chunk_size=8, use_qk_norm=False,
         attn_temperature_tuning=False, attention_bias=True, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
+    # Of sequences of 24 tokens an indexer chooses 2 of 6 entries; gates and others of some experts are clamped.
+    "deepseek_v4": ("DeepseekV4", dict(
+        DEEPSEEK_V4, num_hidden_layers=4, rms_norm_eps=1e-3, hc_mult=3, hc_sinkhorn_iters=4, hc_eps=1e-3,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                     "compressed_sparse_attention"],
+        mlp_layer_types=["hash_moe", "moe", "hash_moe", "moe"], n_routed_experts=6, routed_scaling_factor=1.4,
+        compress_rates=dict(compressed_sparse_attention=4, heavily_compressed_attention=7), partial_rotary_factor=0.5,
+        rope_parameters=dict(
+            main=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5),
+            compress=dict(rope_type="yarn", rope_theta=2000.0, partial_rotary_factor=0.5, factor=4.0,
+                          attention_factor=1.0, original_max_position_embeddings=16)))),
+    # By the names of older files.
+    "deepseek_v4_older": ("DeepseekV4", dict(
+        DEEPSEEK_V4, num_hidden_layers=2, rms_norm_eps=1e-3, hc_mult=2, compress_ratios=[4, 0], compress_rate_csa=3, num_hash_layers=1,
+        qk_rope_head_dim=6, n_routed_experts=4, scoring_func="sigmoid")),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
@@ -280,6 +298,10 @@ def randomize(model, generator):
     for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
         if "inv_freq" in name or name.endswith("embed_scale"):
             continue
+        if name.endswith("tid2eid"):  # distinct experts for each token id
+            count = model.config.n_routed_experts
+            tensor.data = torch.stack([torch.randperm(count, generator=generator)[:tensor.shape[1]] for _ in tensor])
+            continue
         noise = torch.randn(tensor.shape, generator=generator)
         if is_centred_norm(model, name):  # whose 1 + weight is exact in F32
             tensor.data = (0.1 * noise * 256).round() / 256 + 0.0
@@ -287,12 +309,17 @@ def randomize(model, generator):
             tensor.data = 0.5 * noise
         elif "norm" in name or name.endswith("layer_scalar"):
             tensor.data = 1 + 0.1 * noise
-        elif name.endswith(("router.scale", "per_expert_scale")):
+        elif name.endswith(("router.scale", "per_expert_scale", "_hc.scale", "hc_head.hc_scale")):
             tensor.data = 1 + 0.3 * noise
         elif name.endswith("embed_tokens.weight"):
             tensor.data = 0.5 * noise
         elif name.endswith(("gate_up_proj_bias", "sinks")):  # so that some gates are clamped
             tensor.data = (3.0 if name.endswith("bias") else 1.0) * noise
+        elif name.endswith(("position_bias", "_hc.base", "hc_base")):
+            tensor.data = 0.5 * noise
+        elif model.config.model_type == "deepseek_v4" and name.endswith("experts.gate_up_proj"):
+            tensor.data = 0.12 * noise
+            tensor.data[0] *= 6  # so that some gates are clamped
         else:
             tensor.data = (0.03 if name.endswith(("correction_bias", "expert_bias")) else 0.12) * noise
 
@@ -351,7 +378,7 @@ def save_gradients(model, folder, file="grads.safetensors"):
         parameter.data = torch.zeros_like(parameter) if grad is None else grad.clone()
         parameter.grad = None
     for name, buffer in carrier.named_buffers():
-        if name.endswith(("correction_bias", "expert_bias", "layer_scalar")):
+        if name.endswith(("correction_bias", "expert_bias", "layer_scalar", "tid2eid")):
             buffer.zero_()
     carrier.save_pretrained(folder / "grads")
     (folder / "grads" / "model.safetensors").rename(folder / file)
@@ -404,6 +431,16 @@ def name_published(path, model_type):
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def name_older(path, options):
+    """The keys that published files have where transformers writes others."""
+    config = json.loads(path.read_text())
+    for key in ("layer_types", "mlp_layer_types", "compress_rates", "partial_rotary_factor", "rope_parameters"):
+        del config[key]
+    for key in ("compress_ratios", "compress_rate_csa", "num_hash_layers", "qk_rope_head_dim"):
+        config[key] = options[key]
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def make(case, root):
     family, options = CASES[case]
     config_class = getattr(transformers, family + "TextConfig", None) or getattr(transformers, family + "Config")
@@ -424,6 +461,8 @@ def make(case, root):
     copy_tables(folder / "model.safetensors", copied_tables(model))
     if case in PUBLISHED_TYPES:
         name_published(folder / "config.json", PUBLISHED_TYPES[case])
+    if case == "deepseek_v4_older":
+        name_older(folder / "config.json", options)
     loss, output = find_loss(model, ids)
     loss.backward()
     save_gradients(model, folder)

@@ -9,6 +9,7 @@
 #include "hf/family/name_list.h"
 #include "hf/family/prediction_layers.h"
 #include "hf/family/write_config.h"
+#include "hf/transfer/elements.h"
 #include "model/weights/parameters.h"
 
 namespace tessera {
@@ -99,14 +100,21 @@ void decide_layout(const ExportRequest& request, Export& work) {
   }
 }
 
-/// transformers keeps this one in F32 whatever the others are.
+/// transformers keeps these in F32 whatever the others are.
 bool stays_f32(const Family& family, const std::string& name) {
-  return family.has_correction_bias() && name.ends_with(family.correction_name);
+  if (family.has_correction_bias() && name.ends_with(family.correction_name)) return true;
+  return family.deepseek_v4 &&
+         (name.find(".hc_") != std::string::npos || name.ends_with("norm.weight") ||
+          name.ends_with(".attn_sink") || name.ends_with(".ape"));
 }
 
 void choose_types(Export& work, bool from_record) {
   for (MappedTensor& tensor : work.map.hf) {
     tensor.dtype = work.record.dtype_of(tensor.name);
+    if (tensor.is_whole_numbers) {
+      if (!is_whole_storage(tensor.dtype)) tensor.dtype = DType::kI64;
+      continue;
+    }
     if (!from_record && stays_f32(*work.family, tensor.name)) tensor.dtype = DType::kF32;
   }
 }

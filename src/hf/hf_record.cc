@@ -47,6 +47,12 @@ DType float_dtype(const json& value, std::string_view where) {
   return dtype;
 }
 
+/// Of one tensor, which may be a table of whole numbers.
+DType tensor_dtype(const json& value, std::string_view where) {
+  const DType dtype = json_dtype(value, where);
+  return is_whole_storage(dtype) ? dtype : float_dtype(value, where);
+}
+
 }  // namespace
 
 DType HfRecord::dtype_of(const std::string& name) const {
@@ -93,7 +99,7 @@ HfRecord parse_hf_record(std::string_view text, std::string_view where) {
   const json& others = json_member(object, "other_dtypes", where);
   require(others.is_object(), "{}: other_dtypes must be an object", where);
   for (const auto& [name, value] : others.items()) {
-    record.other_dtypes[name] = float_dtype(value, where);
+    record.other_dtypes[name] = tensor_dtype(value, where);
   }
   return record;
 }

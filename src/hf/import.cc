@@ -9,6 +9,7 @@
 #include "hf/convert.h"
 #include "hf/family/name_list.h"
 #include "hf/family/prediction_layers.h"
+#include "hf/family/v4_json.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
 #include "hf/tensor_writer.h"
@@ -132,7 +133,7 @@ void check_copies(const TensorMap& map, const HfTensors& tensors) {
     const std::string& b = map.hf[original].name;
     const bool are_copies = are_equal(tensors.find(a), tensors.find(b)) &&
                             are_equal(find_scales(tensors, a), find_scales(tensors, b));
-    const bool is_tied = a == "lm_head.weight";
+    const bool is_tied = a == "lm_head.weight" || a == "head.weight";
     require(are_copies || !is_tied,
             "{}: tie_word_embeddings is true, but {} and {} differ; correct config.json or remove "
             "the tensor that is not used",
@@ -152,7 +153,8 @@ HfRecord make_record(const TensorMap& map, const HfTensors& tensors, const HfLay
     const HfTensor* found = tensors.find(map.hf[i].name);  // null: packed
     const DType own = map.own[plan[i].front().source].dtype;
     DType dtype = found == nullptr ? own : found->entry->dtype;
-    if (!is_float_storage(dtype) || !is_exact(dtype, own)) dtype = own;
+    const bool is_kept = is_float_storage(dtype) || map.hf[i].is_whole_numbers;
+    if (!is_kept || !is_exact(dtype, own)) dtype = own;
     if (i == 0) record.dtype = dtype;
     if (dtype != record.dtype) record.other_dtypes[map.hf[i].name] = dtype;
   }
@@ -186,6 +188,7 @@ Import prepare(const ImportRequest& request) {
               .notes = {}};
   const Family& family = *work.config.family;
   if (work.config.of_whole) work.tensors.name_as_text_model(family.whole_prefix, family.whole_part);
+  if (family.deepseek_v4) work.tensors.rename(saved_v4_name);
   if (!request.drop_mtp) take_predictions(work.config, work.tensors);
   work.notes = work.config.notes;
   const HfLayout layout = detect_layout(family, work.config.model, work.tensors);

@@ -13,18 +13,30 @@ enum class Activation {
   /// g · sigmoid(1.702 g) · (clamp(up, -7, 7) + 1), g = min(gate, 7): gpt-oss's clamped SwiGLU
   /// (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, section 2.2)
   kSwiGLUOai,
+  /// silu(g) · clamp(up, -10, 10), g = min(gate, 10): DeepSeek-V4's (its `swiglu_limit`)
+  kSwiGLUClamped,
   kGelu,      ///< x · Φ(x), Φ the normal distribution function (exact, by erfc)
   kGeluTanh,  ///< GELU's tanh approximation (GPT-2's "gelu_new")
   kRelu2,     ///< max(x, 0)² (Primer: So et al., 2021, section 4.1)
 };
 
-/// Of kSwiGLUOai: the sigmoid's gain, and where its inputs are clamped.
-inline constexpr float kOaiAlpha = 1.702F;
-inline constexpr float kOaiLimit = 7.0F;
+/// Of SwiGLUs with clamped inputs: g · sigmoid(kGain · g) · (up + kOffset), neither g nor |up|
+/// above kLimit.
+struct OaiClamp {
+  static constexpr float kGain = 1.702F;
+  static constexpr float kLimit = 7.0F;
+  static constexpr float kOffset = 1.0F;
+};
+struct PlainClamp {
+  static constexpr float kGain = 1.0F;
+  static constexpr float kLimit = 10.0F;
+  static constexpr float kOffset = 0.0F;
+};
 
 constexpr bool is_gated(Activation kind) {
   return kind == Activation::kSwiGLU || kind == Activation::kGeGLU ||
-         kind == Activation::kGeGLUTanh || kind == Activation::kSwiGLUOai;
+         kind == Activation::kGeGLUTanh || kind == Activation::kSwiGLUOai ||
+         kind == Activation::kSwiGLUClamped;
 }
 
 constexpr std::string_view activation_name(Activation kind) {
@@ -37,6 +49,8 @@ constexpr std::string_view activation_name(Activation kind) {
       return "geglu_tanh";
     case Activation::kSwiGLUOai:
       return "swiglu_oai";
+    case Activation::kSwiGLUClamped:
+      return "swiglu_clamped";
     case Activation::kGelu:
       return "gelu";
     case Activation::kGeluTanh:

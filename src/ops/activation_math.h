@@ -78,26 +78,27 @@ struct GeluTanh : PlainOther {
   }
 };
 
-/// x · sigmoid(alpha x) of a clamped gate, and the other factor of Activation::kSwiGLUOai.
-/// Gradients of what is clamped are 0, as PyTorch's.
+/// x · sigmoid(kGain · x) of a clamped gate, and the other factor, of Activation::kSwiGLUOai or
+/// kSwiGLUClamped. Gradients of what is clamped are 0, as PyTorch's.
+template <typename Clamp>
 struct ClampedSilu {
   static simd::Vec value(simd::Vec gate) {
-    const simd::Vec x = gate > kOaiLimit ? simd::broadcast(kOaiLimit) : gate;
-    return x * simd::sigmoid(kOaiAlpha * x);
+    const simd::Vec x = gate > Clamp::kLimit ? simd::broadcast(Clamp::kLimit) : gate;
+    return x * simd::sigmoid(Clamp::kGain * x);
   }
   static Slope slope(simd::Vec gate) {
-    const simd::Vec x = gate > kOaiLimit ? simd::broadcast(kOaiLimit) : gate;
-    const simd::Vec s = simd::sigmoid(kOaiAlpha * x);
-    const simd::Vec derivative = s * (1.0F + kOaiAlpha * x * (1.0F - s));
-    return {x * s, gate > kOaiLimit ? simd::Vec{} : derivative};
+    const simd::Vec x = gate > Clamp::kLimit ? simd::broadcast(Clamp::kLimit) : gate;
+    const simd::Vec s = simd::sigmoid(Clamp::kGain * x);
+    const simd::Vec derivative = s * (1.0F + Clamp::kGain * x * (1.0F - s));
+    return {x * s, gate > Clamp::kLimit ? simd::Vec{} : derivative};
   }
   static simd::Vec other(simd::Vec up) {
-    const simd::Vec below = up > kOaiLimit ? simd::broadcast(kOaiLimit) : up;
-    return (below < -kOaiLimit ? simd::broadcast(-kOaiLimit) : below) + 1.0F;
+    const simd::Vec below = up > Clamp::kLimit ? simd::broadcast(Clamp::kLimit) : up;
+    return (below < -Clamp::kLimit ? simd::broadcast(-Clamp::kLimit) : below) + Clamp::kOffset;
   }
   static simd::Vec other_grad(simd::Vec up, simd::Vec grad) {
-    const simd::Vec below = up > kOaiLimit ? simd::Vec{} : grad;
-    return up < -kOaiLimit ? simd::Vec{} : below;
+    const simd::Vec below = up > Clamp::kLimit ? simd::Vec{} : grad;
+    return up < -Clamp::kLimit ? simd::Vec{} : below;
   }
 };
 
@@ -111,7 +112,7 @@ struct SquaredRelu : PlainOther {
   static simd::Vec positive(simd::Vec x) { return x < 0.0F ? simd::Vec{} : x; }
 };
 
-/// Calls run(Silu{}), run(Gelu{}), run(GeluTanh{}), run(ClampedSilu{}) or run(SquaredRelu{}),
+/// Calls run(Silu{}), run(Gelu{}), run(GeluTanh{}), run(ClampedSilu<...>{}) or run(SquaredRelu{}),
 /// whichever `kind` applies to its (gate) input.
 template <typename Run>
 void with_activation(Activation kind, Run run) {
@@ -125,7 +126,9 @@ void with_activation(Activation kind, Run run) {
     case Activation::kGeluTanh:
       return run(GeluTanh{});
     case Activation::kSwiGLUOai:
-      return run(ClampedSilu{});
+      return run(ClampedSilu<OaiClamp>{});
+    case Activation::kSwiGLUClamped:
+      return run(ClampedSilu<PlainClamp>{});
     case Activation::kRelu2:
       return run(SquaredRelu{});
   }

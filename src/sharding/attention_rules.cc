@@ -100,6 +100,35 @@ ShardStatesOf index_topk(const AxisCall& call) {
   return follow_sequences(call, IndexTopk::kCuSeqlens, "q:tH w:tN k:tD -> c:tK");
 }
 
+namespace {
+
+/// `follow` of what reads other tokens of the sequences, which positions tell apart.
+ShardStatesOf follow_positions(const AxisCall& call, std::string_view rule) {
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
+  if (call.axis != RankAxis::kDp && call.inputs[0] == ShardState::sharded(0))
+    fault("tokens do not see those that other ranks have of their sequence");
+  return follow(call, rule);
+}
+
+}  // namespace
+
+/// Entries are of whole windows, and rows of them numbered as a rank has them.
+ShardStatesOf index_topk_entries(const AxisCall& call) {
+  return follow_positions(call, "q:tH w:tN k:tD p:t -> c:tK");
+}
+
+ShardStatesOf compress_windows(const AxisCall& call) {
+  return follow_positions(call, "k:tD g:tD b:RD p:t -> e:tD=k r:t");
+}
+
+ShardStatesOf compress_windows_backward(const AxisCall& call) {
+  return follow_positions(call, "k:tD g:tD b:RD p:t e:tD -> dk:tD=e dg:tD=e db:RD=e");
+}
+
+ShardStatesOf window_choice(const AxisCall& call) {
+  return follow_positions(call, call.inputs.size() > 1 ? "p:t c:tK -> r:tW" : "p:t -> r:tW");
+}
+
 ShardStatesOf sparse_attention(const AxisCall& call) {
   using Op = SparseAttention;
   if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;

@@ -10,6 +10,7 @@
 #include "ops/round_values/round_values.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/stream_weights/stream_weights.h"
 #include "sharding/rule_table.h"
 
 namespace tessera {
@@ -244,6 +245,12 @@ ShardStatesOf router_backward(const AxisCall& call) {
   return follow(call, rule);
 }
 
+/// Streams that collapse for good are not mixed.
+ShardStatesOf stream_weights(const AxisCall& call) {
+  const bool collapses = dynamic_cast<const StreamWeights&>(call.op).spec().collapses;
+  return follow(call, collapses ? "l:tM s:p b:M -> q:tN" : "l:tM s:p b:M -> q:tN o:tN c:tK");
+}
+
 /// The counts of micro-batches in hand, of all data-parallel ranks: each takes those before its
 /// own.
 ShardStatesOf running_counts(const AxisCall& call) {
@@ -272,6 +279,9 @@ const std::map<std::string_view, Rule>& rules() {
       {"linear_dgrad", "g:to w:oh a:th -> dx:th=gw+a"},
       {"linear_wgrad", "x:th g:to -> dw:oh=xg"},
       {"linear_bias_grad", "g:to -> db:o=g"},
+      {"block_linear", "x:tn w:nC -> y:tn=xw"},
+      {"block_linear_dgrad", "g:tn w:nC -> dx:tn=gw"},
+      {"block_linear_wgrad", "x:tn g:tn -> dw:nC=xg"},
       {"round_values", round_values},
       {"quantize", quantize},
       {"turn_blocks", turn_blocks},
@@ -289,6 +299,16 @@ const std::map<std::string_view, Rule>& rules() {
       {"square_sums_backward", square_sums_backward},
       {"spread_norm", "x:tn w:n s:t -> y:tn"},
       {"spread_norm_backward", "x:tn w:n s:t g:tn -> dx:tn=g ds:t=g dw:n=g"},
+      // Residual streams.
+      {"stream_logits", "x:tW w:MW -> l:tM r:t"},
+      {"stream_logits_backward", "x:tW w:MW l:tM r:t g:tM a:tW -> dx:tW=g+a dw:MW=g"},
+      {"stream_weights", stream_weights},
+      {"stream_weights_backward",
+       "l:tM s:p b:M g:tN o:tN c:tK -> dl:tM=g+o+c ds:p=g+o+c db:M=g+o+c"},
+      {"collapse_streams", "x:tW p:tN -> y:tH"},
+      {"collapse_streams_backward", "x:tW p:tN g:tH a:tW -> dx:tW=g+a dp:tN=g"},
+      {"mix_streams", "x:tW v:tH o:tN c:tK -> y:tW"},
+      {"mix_streams_backward", "x:tW v:tH o:tN c:tK g:tW -> dx:tW=g dv:tH=g do:tN=g dc:tK=g"},
       // Attention.
       {"rope", rope},
       {"rope_backward", rope},
@@ -302,6 +322,12 @@ const std::map<std::string_view, Rule>& rules() {
       {"attention_backward", attention_backward},
       {"layer_norm", "x:tD w:D b:D -> y:tD"},
       {"index_topk", index_topk},
+      {"index_topk_entries", index_topk_entries},
+      {"compress_windows", compress_windows},
+      {"compress_windows_backward", compress_windows_backward},
+      {"window_choice", window_choice},
+      {"join_rows", "a:th b:th -> y:th=a+b"},
+      {"split_rows", "x:th -> a:th=x b:th=x"},
       {"sparse_attention", sparse_attention},
       {"sparse_attention_backward", sparse_attention_backward},
       {"attention_sink", attention_sink},
@@ -339,6 +365,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"expert_scale_backward", "p:tk i:tk s:E g:tk -> dp:tk=g ds:E=g"},
       {"zero_experts", "x:tH p:tk i:tk -> y:tH=xp j:tk"},
       {"zero_experts_backward", "x:tH p:tk i:tk g:tH -> dx:tH=gp dp:tk=gx"},
+      {"hash_experts", "i:t w:Vk -> e:tk"},
       {"router", router},
       {"router_backward", router_backward},
       {"balance_statistics", "l:tE i:tk s:t -> c~:gE q~:gE"},

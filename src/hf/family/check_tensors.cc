@@ -31,7 +31,8 @@ int64_t covered_end(Spans spans, const std::string& name) {
 }
 
 bool may_be_unlinked(const std::string& name) {
-  return name.ends_with("moe.expert_bias") || name == "embedding.weight" || name == "head.weight";
+  return name.ends_with("moe.expert_bias") || name.ends_with("moe.hash_table") ||
+         name == "embedding.weight" || name == "head.weight";
 }
 
 }  // namespace
@@ -68,7 +69,8 @@ bool names_dense_as_moe(const Family& family, const ModelConfig& model, const Hf
 
 HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfTensors& tensors) {
   HfLayout layout{.vocab_size = model.vocab_size};
-  layout.stored_tied_head = model.tie_embeddings && tensors.find("lm_head.weight") != nullptr;
+  layout.stored_tied_head =
+      model.tie_embeddings && tensors.find(fmt::format("{}.weight", family.head_name)) != nullptr;
   if (model.mtp_layers > 0) {
     const auto repeats = [&](std::string_view table) {
       return tensors.find(fmt::format("model.layers.{}.{}.weight", model.num_layers, table)) !=

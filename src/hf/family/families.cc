@@ -430,7 +430,8 @@ std::span<const Family> alike_families() {
 std::span<const Family> families() {
   static const std::vector<Family> all = [] {
     std::vector<Family> joined;
-    for (const std::span<const Family> table : {alike_families(), mixed_families()})
+    for (const std::span<const Family> table :
+         {alike_families(), mixed_families(), compressed_families()})
       joined.insert(joined.end(), table.begin(), table.end());
     return joined;
   }();

@@ -36,12 +36,13 @@ enum class WindowRule {
 /// How layers with a sliding window and those without are rotated.
 enum class RopeRule {
   kAlike,
-  kWindowsAlone,  ///< EXAONE: where there is a `sliding_window`, layers without it are not
-  kChunksAlone,   ///< Llama 4: layers with chunks are, the others are not
-  kByLayerType,   ///< by an entry of `rope_parameters` for each type of layer
-  kByLayer,       ///< Granite: by a base for each layer, 0 for none, which its window decides
-  kWindowsOnly,   ///< AFMoE: layers with a window are, which `sliding_window` sizes; others never
-  kNever,         ///< no layer is; what a file says of it has no effect in transformers
+  kWindowsAlone,   ///< EXAONE: where there is a `sliding_window`, layers without it are not
+  kChunksAlone,    ///< Llama 4: layers with chunks are, the others are not
+  kByLayerType,    ///< by an entry of `rope_parameters` for each type of layer
+  kByCompression,  ///< DeepSeek-V4: "main", and "compress" of layers with compressed tokens
+  kByLayer,        ///< Granite: by a base for each layer, 0 for none, which its window decides
+  kWindowsOnly,    ///< AFMoE: layers with a window are, which `sliding_window` sizes; others never
+  kNever,          ///< no layer is; what a file says of it has no effect in transformers
 };
 
 /// How the router's logits become choices and probabilities.
@@ -50,7 +51,9 @@ enum class RouterRule {
   kGroupMax,       ///< DeepSeek-V2: by `topk_method`, never normalized
   kBiasedSigmoid,  ///< DeepSeek-V3: sigmoid, correction bias, groups by their two best
   kBiasedSoftmax,  ///< ERNIE 4.5: a softmax's with a correction bias, always normalized
-  kInputSigmoid,   ///< Llama 4: a sigmoid of the chosen logits, a factor of what experts read
+  /// DeepSeek-V4: by `scoring_func`, with a correction bias where no table chooses, normalized
+  kBiasedScores,
+  kInputSigmoid,  ///< Llama 4: a sigmoid of the chosen logits, a factor of what experts read
 };
 
 /// How the tensors of experts lie.
@@ -132,6 +135,8 @@ struct Family {
   /// Gemma 4: norms behind attention and MLP, and around the MLP and the experts beside it; layers
   /// without a window have heads of other sizes and perhaps no value projection (gemma_json.h)
   bool gemma = false;
+  /// DeepSeek-V4: compressed attention, residual streams, tables of token ids (v4_json.h)
+  bool deepseek_v4 = false;
   bool plain_mlps = false;  ///< MLPs and experts have no gates
   bool one_shared = false;  ///< a shared expert of the experts' inner size, which no key says
   MambaRule mamba = MambaRule::kNone;
@@ -157,12 +162,14 @@ struct Family {
   /// Of what attention and MLP give, where these are normed; else empty.
   std::array<std::string_view, 2> out_norms = {};
   std::string_view final_norm = "model.norm";
+  std::string_view head_name = "lm_head";
   PredictionNames predictions = PredictionNames::kNone;
 
   /// Whether the family reads what is named so, under whatever name its files have for it.
   bool has_key(std::string_view key) const;
   bool has_correction_bias() const {
-    return router == RouterRule::kBiasedSigmoid || router == RouterRule::kBiasedSoftmax;
+    return router == RouterRule::kBiasedSigmoid || router == RouterRule::kBiasedSoftmax ||
+           router == RouterRule::kBiasedScores;
   }
   bool is_moe() const { return has_key("num_experts_per_tok"); }
 };

@@ -12,5 +12,7 @@ namespace tessera {
 std::span<const Family> alike_families();
 /// Families whose layers' mixers differ: in kind, or in how they rotate (mixed_families.cc).
 std::span<const Family> mixed_families();
+/// Families with compressed attention (compressed_families.cc).
+std::span<const Family> compressed_families();
 
 }  // namespace tessera

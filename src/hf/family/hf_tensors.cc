@@ -96,12 +96,17 @@ void HfTensors::open_shards(const fs::path& index) {
 }
 
 void HfTensors::name_as_text_model(std::string_view prefix, std::string_view part) {
+  rename([&](const std::string& name) {
+    return name.starts_with(prefix) ? fmt::format("{}{}", part, name.substr(prefix.size())) : name;
+  });
+}
+
+void HfTensors::rename(const std::function<std::string(const std::string&)>& to) {
   std::map<std::string, HfTensor, std::less<>> renamed;
   for (const auto& [name, tensor] : tensors_) {
-    const std::string to =
-        name.starts_with(prefix) ? fmt::format("{}{}", part, name.substr(prefix.size())) : name;
-    require(renamed.emplace(to, tensor).second, "{} has {} twice, once below {}", path_.string(),
-            quote_for_message(to), prefix);
+    const std::string other = to(name);
+    require(renamed.emplace(other, tensor).second, "{} has {} twice, once as {}", path_.string(),
+            quote_for_message(other), quote_for_message(name));
   }
   tensors_ = std::move(renamed);
 }

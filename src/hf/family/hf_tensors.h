@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -28,6 +29,9 @@ class HfTensors {
   /// Takes tensors whose names begin with `prefix` for those of a model of text alone, whose names
   /// begin with `part` instead.
   void name_as_text_model(std::string_view prefix, std::string_view part);
+
+  /// Gives every tensor the name that `to` has for it, where no two may be the same.
+  void rename(const std::function<std::string(const std::string&)>& to);
 
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, HfTensor, std::less<>>& all() const { return tensors_; }

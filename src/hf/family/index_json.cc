@@ -57,7 +57,7 @@ void check_shared(const ConfigJson& config) {
 }  // namespace
 
 void read_index(const ConfigJson& config, ModelConfig& model) {
-  if (!config.family().has_key("index_topk")) return;
+  if (!config.family().has_key("index_topk") || config.family().deepseek_v4) return;
   check_layer_types(config, model.num_layers);
   check_shared(config);
   model.index = {.top_k = config.bounded("index_topk", 1, kMaxLength),
@@ -67,7 +67,7 @@ void read_index(const ConfigJson& config, ModelConfig& model) {
 }
 
 void write_index(const ModelConfig& model, json& values) {
-  if (!values.contains("index_topk")) return;
+  if (!values.contains("index_topk") || model.is_compressed()) return;
   values["index_topk"] = model.index.top_k;
   values["index_n_heads"] = model.index.num_heads;
   values["index_head_dim"] = model.index.head_size;

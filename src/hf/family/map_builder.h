@@ -76,6 +76,13 @@ class MapBuilder {
   /// One projection makes the gate, x, B, C and the steps, one convolution follows x, B and C.
   void add_mamba(const std::string& hf);
   void add_latent_attention();
+  /// DeepSeek-V4's, in map_v4.cc.
+  void add_compressed_attention(int64_t layer);
+  void add_compressor(const std::string& hf, const std::string& own, Compression kind,
+                      int64_t size);
+  /// The weights of residual streams of `count` logits.
+  void add_streams(const std::string& hf, const std::string& own, int64_t count);
+  void add_hash_table(const std::string& hf);
   void add_index();
   /// One projection makes B, C and x.
   void add_conv(const std::string& hf);
@@ -99,7 +106,8 @@ class MapBuilder {
 
   const Family& family_;
   const ModelConfig& model_;
-  ModelConfig layer_;  // the model as the layer has it
+  ModelConfig layer_;    // the model as the layer has it
+  bool hashed_ = false;  // a table of token ids chooses the layer's experts
   HfLayout layout_;
   TensorMap map_;
   std::unordered_map<std::string, size_t> own_index_;

@@ -46,7 +46,9 @@ void MapBuilder::add_moe() {
   link(router + "weight", {moe.num_experts, model_.hidden_size}, own_ + "moe.router.weight");
   if (moe.router_bias) link_vector(router + "bias", moe.num_experts, own_ + "moe.router.bias");
   const bool optional = family_.has_key("use_expert_bias");
-  if (family_.has_correction_bias() && (!optional || moe.has_expert_bias()))
+  if (hashed_) {
+    add_hash_table(hf);
+  } else if (family_.has_correction_bias() && (!optional || moe.has_expert_bias()))
     add_correction_bias(hf);
   if (family_.expert_tensors == ExpertTensors::kAlternating ||
       family_.expert_tensors == ExpertTensors::kInputsFirst) {

@@ -77,6 +77,7 @@ void read_listed_experts(const ConfigJson& config, ModelConfig& model) {
 void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
   const Family& family = config.family();
   MoeConfig& moe = model.moe;
+  if (family.deepseek_v4) return;  // all layers have experts
   if (family.has_key("mlp_layer_types")) return read_mlp_types(config, model);
   if (family.has_key("moe_layer_start_index")) return read_moe_range(config, model);
   if (family.has_key("moe_layers")) return read_listed_experts(config, model);
@@ -116,6 +117,20 @@ void read_group_max(const ConfigJson& config, MoeConfig& moe, std::vector<std::s
   read_groups(config, moe);
 }
 
+/// DeepSeek-V4's: probabilities sum to 1 whatever `norm_topk_prob` says.
+void read_scores(const ConfigJson& config, MoeConfig& moe) {
+  const std::string& name = config.text("scoring_func");
+  moe.normalize_top_k = true;
+  for (const ScoreFunction score :
+       {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid, ScoreFunction::kSqrtSoftplus}) {
+    if (name != score_name(score)) continue;
+    moe.score = score;
+    return;
+  }
+  user_error("{}: 'scoring_func' is {}; supported are softmax, sigmoid and sqrtsoftplus",
+             config.where(), quote_for_message(name));
+}
+
 void read_router(const ConfigJson& config, MoeConfig& moe, std::vector<std::string>& notes) {
   const Family& family = config.family();
   moe.score = ScoreFunction::kSoftmax;
@@ -127,6 +142,7 @@ void read_router(const ConfigJson& config, MoeConfig& moe, std::vector<std::stri
   if (family.router == RouterRule::kGroupMax) read_group_max(config, moe, notes);
   moe.expert_bias = family.has_correction_bias() &&
                     (!family.has_key("use_expert_bias") || config.flag("use_expert_bias"));
+  if (family.router == RouterRule::kBiasedScores) read_scores(config, moe);
   if (family.router == RouterRule::kInputSigmoid) {
     moe.score = ScoreFunction::kSigmoid;
     moe.normalize_top_k = false;

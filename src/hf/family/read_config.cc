@@ -12,6 +12,7 @@
 #include "hf/family/mamba_json.h"
 #include "hf/family/moe_json.h"
 #include "hf/family/rope_json.h"
+#include "hf/family/v4_json.h"
 #include "hf/family/window_json.h"
 #include "model/config/limits.h"
 #include "ops/short_conv/short_conv.h"
@@ -53,7 +54,7 @@ Activation read_activation(const ConfigJson& config) {
   if (config.family().clamped_swiglu) {
     require(name == "silu", "{}: 'hidden_act' is {}; only silu is supported here", config.where(),
             quote_for_message(name));
-    return Activation::kSwiGLUOai;
+    return config.family().deepseek_v4 ? Activation::kSwiGLUClamped : Activation::kSwiGLUOai;
   }
   if (name == "silu" || name == "swish") return Activation::kSwiGLU;
   if (name == "gelu") return Activation::kGeGLU;
@@ -93,6 +94,12 @@ int64_t read_padding_token(const ConfigJson& config, int64_t vocab_size) {
   return id < 0 ? vocab_size + id : id;
 }
 
+/// The key of the inner size of dense MLPs; where there are none, that of experts.
+std::string_view dense_key(const Family& family) {
+  if (family.deepseek_v4) return "moe_intermediate_size";
+  return family.has_key("intermediate_size_mlp") ? "intermediate_size_mlp" : "intermediate_size";
+}
+
 void read_shape(const ConfigJson& config, ModelConfig& model) {
   model.vocab_size = config.bounded("vocab_size", 1, kMaxVocabulary);
   model.padding_token = read_padding_token(config, model.vocab_size);
@@ -101,9 +108,7 @@ void read_shape(const ConfigJson& config, ModelConfig& model) {
                          ? count_mamba_layers(config)
                          : config.bounded("num_hidden_layers", 1, kMaxLayers);
   model.num_heads = config.bounded("num_attention_heads", 1, kMaxHeads);
-  const bool own_dense = config.family().has_key("intermediate_size_mlp");
-  model.inner_size =
-      config.bounded(own_dense ? "intermediate_size_mlp" : "intermediate_size", 1, kMaxWidth);
+  model.inner_size = config.bounded(dense_key(config.family()), 1, kMaxWidth);
   model.activation = read_activation(config);
   model.norm_eps = config.positive("rms_norm_eps");
   require(model.norm_eps <= 1, "{}: 'rms_norm_eps' must be at most 1, found {}", config.where(),
@@ -231,6 +236,8 @@ ImportedConfig parse_hf_config(std::string_view given, const std::string& where)
   read_shape(config, model);
   if (imported.family->attention == AttentionKind::kLatent) {
     read_latent(config, model);
+  } else if (imported.family->deepseek_v4) {
+    read_v4(config, model);
   } else {
     read_heads(config, model);
   }

@@ -325,7 +325,78 @@ void set_listed_ropes(const ConfigJson& config, const RopeConfig& rope, ModelCon
   set_ropes(model, with_base(bases[1]), with_base(bases[0]));
 }
 
+constexpr const char* kMainType = "main";
+constexpr const char* kCompressType = "compress";
+
+/// Rotated elements of a head, as transformers counts them.
+int64_t rotated_elements(const ConfigJson& config, double share) {
+  return static_cast<int64_t>(head_size(config) * share);
+}
+
+/// One of DeepSeek-V4's two objects of rope parameters.
+RopeConfig read_rope_of(const ConfigJson& config, const char* type, int64_t rotated) {
+  const json& all = config.value("rope_parameters");
+  const RopeJson json(all[type], fmt::format("{}: rope_parameters: {}", config.where(), type),
+                      config.family());
+  const double share = json.number("partial_rotary_factor", 1.0);
+  require(rotated_elements(config, share) == rotated,
+          "{}: 'partial_rotary_factor' is {}, by which {} elements of a head would be rotated, and "
+          "{} are by that of the model",
+          json.where(), share, rotated_elements(config, share), rotated);
+  require(json.flag("truncate", true),
+          "{}: 'truncate' is false, which is not supported here; leave it out", json.where());
+  RopeConfig rope = read_one(config, json);
+  rope.fraction = 1;  // of the elements that [compressed] says
+  return rope;
+}
+
+/// The rotation of older files: scaled where tokens are compressed alone, its amplitude 1.
+RopeConfig read_flat_rope(const ConfigJson& config, bool compressed) {
+  RopeConfig rope{.base = config.number(compressed ? "compress_rope_theta" : "rope_theta"),
+                  .interleaved = true};
+  if (compressed) {
+    const RopeJson json = rope_object(config);
+    const double base = rope.base;
+    rope = read_one(config, json);
+    rope.base = base;
+    if (rope.scaling == RopeScaling::kYarn && !json.has("attention_factor"))
+      rope.attention_factor = 1;
+  }
+  rope.fraction = 1;
+  require(rope.base > 1, "{}: a base of rotations is {}; it must be above 1", config.where(),
+          rope.base);
+  return rope;
+}
+
+void read_compressed_ropes(const ConfigJson& config, ModelConfig& model) {
+  const json& given = config.value("rope_parameters");
+  const bool apart = given.is_object() && given.contains(kMainType) &&
+                     given.contains(kCompressType) && given[kMainType].is_object() &&
+                     given[kCompressType].is_object();
+  if (!apart) {
+    model.rope = read_flat_rope(config, false);
+    model.compressed_rope = read_flat_rope(config, true);
+    return;
+  }
+  model.rope = read_rope_of(config, kMainType, model.compressed.rope_size);
+  model.compressed_rope = read_rope_of(config, kCompressType, model.compressed.rope_size);
+}
+
 }  // namespace
+
+double rotated_share(const ModelConfig& model) {
+  return static_cast<double>(model.compressed.rope_size) / static_cast<double>(model.head_dim());
+}
+
+json write_compressed_ropes(const ModelConfig& model, const Family& family) {
+  json types = {{kMainType, write_rope(model.rope, family)},
+                {kCompressType, write_rope(model.compressed_rope, family)}};
+  for (json& type : types) {
+    type.erase("truncate");
+    type["partial_rotary_factor"] = rotated_share(model);
+  }
+  return types;
+}
 
 void read_rope(const ConfigJson& config, ModelConfig& model) {
   if (config.family().rope == RopeRule::kByLayerType) {
@@ -338,6 +409,7 @@ void read_rope(const ConfigJson& config, ModelConfig& model) {
     return;
   }
   const RopeRule rule = config.family().rope;
+  if (rule == RopeRule::kByCompression) return read_compressed_ropes(config, model);
   if (rule == RopeRule::kNever) {
     model.rope = {.fraction = 0};
     return;

@@ -19,4 +19,9 @@ nlohmann::json write_rope(const RopeConfig& rope, const Family& family);
 /// The `rope_parameters` of each type of layer, for families that have them by type.
 nlohmann::json write_ropes_by_type(const ModelConfig& model, const Family& family);
 
+/// The same of DeepSeek-V4's two kinds of layers.
+nlohmann::json write_compressed_ropes(const ModelConfig& model, const Family& family);
+/// The share of a head that compressed attention rotates.
+double rotated_share(const ModelConfig& model);
+
 }  // namespace tessera

@@ -16,7 +16,7 @@ MapBuilder::MapBuilder(const Family& family, const ModelConfig& model, DType dty
     add_own({spec.name, spec.shape, spec.dtype});
   }
   for (int64_t layer = 0; layer < model.all_layers(); ++layer) {
-    if (!model.is_moe_layer(layer)) continue;
+    if (!model.is_moe_layer(layer) || model.is_hash_layer(layer)) continue;
     add_own({layer_parameter_name(model, layer, "moe.expert_bias"), {model.moe.num_experts}});
   }
 }
@@ -57,12 +57,15 @@ void MapBuilder::add_tables() {
   link(nemotron ? "backbone.embeddings.weight" : "model.embed_tokens.weight", table,
        "embedding.weight");
   link_norm(fmt::format("{}.weight", family_.final_norm), model_.hidden_size, "final_norm.weight");
+  const std::string head = fmt::format("{}.weight", family_.head_name);
   if (!model_.tie_embeddings) {
     head_ = map_.hf.size();
-    link("lm_head.weight", table, "head.weight");
+    link(head, table, "head.weight");
   } else if (layout_.stored_tied_head) {
-    map_.copies.emplace_back(add_hf("lm_head.weight", table), embedding_);
+    map_.copies.emplace_back(add_hf(head, table), embedding_);
   }
+  if (family_.deepseek_v4)
+    add_streams("model.hc_head.hc_", "head_streams.", model_.residual_streams);
 }
 
 void MapBuilder::add_single_layer(int64_t layer) {
@@ -86,12 +89,18 @@ void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
   hf_ = hf;
   own_ = layer_parameter_name(model_, layer, "");
   layer_ = model_.of_layer(model_.layer_kind(layer));
+  hashed_ = model_.is_hash_layer(layer);
   const auto& [first_norm, second_norm] = family_.layer_norms;
   link_norm(fmt::format("{}{}.weight", hf_, first_norm), model_.hidden_size,
             own_ + "attn_norm.weight");
   link_norm(fmt::format("{}{}.weight", hf_, second_norm), model_.hidden_size,
             own_ + "mlp_norm.weight");
   add_out_norms();
+  if (family_.deepseek_v4) {
+    const int64_t count = (2 + model_.residual_streams) * model_.residual_streams;
+    add_streams(hf_ + "hc_attn_", own_ + "attn_streams.", count);
+    add_streams(hf_ + "hc_ffn_", own_ + "mlp_streams.", count);
+  }
   if (family_.gemma) link_vector(hf_ + "layer_scalar", 1, own_ + "layer_scalar");
   if (model_.is_delta_layer(layer)) {
     family_.kimi_delta ? add_kimi_delta() : add_delta();
@@ -101,6 +110,8 @@ void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
     add_conv(hf_ + "conv.");
   } else if (model_.is_latent()) {
     add_latent_attention();
+  } else if (model_.is_compressed()) {
+    add_compressed_attention(layer);
   } else {
     add_attention();
   }

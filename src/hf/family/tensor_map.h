@@ -51,7 +51,8 @@ struct TensorLink {
 struct MappedTensor {
   std::string name;
   Shape shape;
-  DType dtype = DType::kF32;  ///< of Tessera's tensors; Hugging Face's may have any
+  DType dtype = DType::kF32;      ///< of Tessera's tensors; Hugging Face's may have any
+  bool is_whole_numbers = false;  ///< Hugging Face has integers, which F32 holds exactly
 };
 
 /// Which elements of Hugging Face's tensors are which of Tessera's.

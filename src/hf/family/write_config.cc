@@ -14,6 +14,7 @@
 #include "hf/family/kimi_json.h"
 #include "hf/family/mamba_json.h"
 #include "hf/family/rope_json.h"
+#include "hf/family/v4_json.h"
 
 namespace tessera {
 namespace {
@@ -45,7 +46,9 @@ class ConfigWriter {
 };
 
 const char* activation_name_of(Activation activation) {
-  if (activation == Activation::kSwiGLUOai) return "silu";  // a family of its own has it
+  // Families of their own have clamped ones.
+  if (activation == Activation::kSwiGLUOai || activation == Activation::kSwiGLUClamped)
+    return "silu";
   if (activation == Activation::kRelu2) return "relu2";
   if (activation == Activation::kGeGLU || activation == Activation::kGelu) return "gelu";
   const bool approximate =
@@ -183,6 +186,10 @@ void write_rope_keys(ConfigWriter& config, const ModelConfig& model) {
   }
   const RopeRule rule = config.family().rope;
   if (rule == RopeRule::kNever) return;
+  if (rule == RopeRule::kByCompression) {
+    config.set("rope_parameters", write_compressed_ropes(model, config.family()));
+    return;
+  }
   const bool by_layer = rule == RopeRule::kByLayer && model.rope.fraction == 0;
   const bool in_windows = by_layer || rule == RopeRule::kWindowsAlone ||
                           rule == RopeRule::kWindowsOnly || rule == RopeRule::kChunksAlone;
@@ -311,6 +318,9 @@ MoeConfig plain_moe(const ModelConfig& model) {
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (!model.is_moe_layer(layer)) plain.dense_layers.push_back(layer);
   }
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.is_hash_layer(layer)) plain.hash_layers.push_back(layer);
+  }
   plain.score = moe.score;
   plain.normalize_top_k = moe.normalize_top_k || moe.score_order == ScoreOrder::kAfterTopK;
   plain.score_scale = moe.score_scale;
@@ -383,6 +393,12 @@ ModelConfig plain_model(const ModelConfig& model) {
   ModelConfig plain = model;
   plain.num_kv_heads = model.kv_heads();
   plain.head_size = model.is_latent() ? 0 : model.head_dim();
+  if (!model.is_compressed()) {
+    plain.compressed = {};
+    plain.compressed_rope = {};
+  }
+  std::ranges::sort(plain.compressed.sparse_layers);
+  std::ranges::sort(plain.compressed.heavy_layers);
   if (model.value_dim() == model.head_dim()) plain.value_size = 0;
   if (!model.attention_gate) plain.gate_function = AttentionGate::kSigmoid;
   plain.inner_size = model.has_dense_layers() ? model.dense_inner_size() : 0;
@@ -400,6 +416,10 @@ ModelConfig plain_model(const ModelConfig& model) {
   plain_queries(plain);
   if (!model.is_latent()) plain.latent = {};
   if (!model.index.is_on()) plain.index = {};
+  if (!model.has_streams()) {
+    plain.residual_sinkhorn_iterations = ModelConfig{}.residual_sinkhorn_iterations;
+    plain.residual_eps = ModelConfig{}.residual_eps;
+  }
   plain.delta_layers.clear();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (model.is_delta_layer(layer)) plain.delta_layers.push_back(layer);
@@ -442,6 +462,7 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   write_gemma(family, model, config.values());
   write_index(model, config.values());
   write_kimi(family, model, config.values());
+  write_v4(family, model, config.values());
   return config.text();
 }
 

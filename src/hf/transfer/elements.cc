@@ -101,10 +101,37 @@ void for_each_of_halves(int64_t rows, int64_t cols, int64_t size, Copy copy) {
   }
 }
 
+/// Between whole numbers and F32.
+template <typename From, typename To>
+void convert_exactly(const std::byte* from, std::byte* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const From value = load<From>(from + i * int64_t{sizeof(From)});
+    constexpr From kMost = From{1 << 24};
+    require(value >= -kMost && value <= kMost && static_cast<From>(static_cast<To>(value)) == value,
+            "{} is no whole number that F32 holds", value);
+    const To converted = static_cast<To>(value);
+    std::memcpy(to + i * int64_t{sizeof(To)}, &converted, sizeof(To));
+  }
+}
+
+void convert_whole(const std::byte* from, DType from_type, std::byte* to, DType to_type,
+                   int64_t count) {
+  ensure(from_type == DType::kF32 || to_type == DType::kF32, "convert_elements: {} to {}",
+         dtype_name(from_type), dtype_name(to_type));
+  if (from_type == DType::kI64) return convert_exactly<int64_t, float>(from, to, count);
+  if (from_type == DType::kI32) return convert_exactly<int32_t, float>(from, to, count);
+  if (to_type == DType::kI64) return convert_exactly<float, int64_t>(from, to, count);
+  convert_exactly<float, int32_t>(from, to, count);
+}
+
 }  // namespace
 
 bool is_float_storage(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+bool is_whole_storage(DType dtype) {
+  return dtype == DType::kI64 || dtype == DType::kI32;
 }
 
 bool is_exact(DType from, DType to) {
@@ -113,10 +140,13 @@ bool is_exact(DType from, DType to) {
 
 void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type,
                       int64_t count) {
-  ensure(is_float_storage(from_type) && is_float_storage(to_type), "convert_elements: {} to {}",
-         dtype_name(from_type), dtype_name(to_type));
+  const bool whole = is_whole_storage(from_type) || is_whole_storage(to_type);
+  const bool known = is_float_storage(from_type) && is_float_storage(to_type);
+  ensure(known || whole, "convert_elements: {} to {}", dtype_name(from_type), dtype_name(to_type));
   if (from_type == to_type) {
     if (count > 0) std::memcpy(to, from, count * dtype_size(to_type));
+  } else if (whole) {
+    convert_whole(from, from_type, to, to_type, count);
   } else if (from_type == DType::kF32) {
     convert_to<float>(from, to, to_type, count);
   } else if (from_type == DType::kBF16) {

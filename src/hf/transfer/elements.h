@@ -11,11 +11,15 @@ namespace tessera {
 /// Whether elements can be converted: F32, BF16 and F16, in every direction.
 bool is_float_storage(DType dtype);
 
+/// Whether elements are whole numbers, which are converted from F32 and to it where that holds
+/// them.
+bool is_whole_storage(DType dtype);
+
 /// Whether every value of `from` is a value of `to`.
 bool is_exact(DType from, DType to);
 
 /// Converts elements, which need not be aligned. Narrowing rounds to nearest even; NaN stays NaN.
-/// Of equal types the bytes are copied.
+/// Of equal types the bytes are copied. Throws UserError for whole numbers that F32 does not hold.
 void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type,
                       int64_t count);
 

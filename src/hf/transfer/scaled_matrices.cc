@@ -76,6 +76,13 @@ void check_stored_types(const TensorMap& map, const HfTensors& tensors,
       continue;
     }
     const HfTensor& found = *tensors.find(tensor.name);
+    if (tensor.is_whole_numbers) {
+      require(is_whole_storage(found.entry->dtype),
+              "{}: tensor {} is of type {}; a table of experts must be of I64 or I32",
+              found.file->path().string(), quote_for_message(tensor.name),
+              dtype_name(found.entry->dtype));
+      continue;
+    }
     if (is_float_storage(found.entry->dtype)) continue;
     require(found.entry->dtype == DType::kE4M3,
             "{}: tensor {} is of type {}; weights must be F32, BF16 or F16, or E4M3 with scales",

@@ -78,6 +78,8 @@ int64_t BatchInputs::place(const PortContext& context, std::byte* block, Device*
     return context.groups.token_ranks() == 1 ? own : next(Port::kGatheredLabels);
   };
   tokens = next(Port::kTokens);
+  if (!context.config.moe.hash_layers.empty())
+    own_ids = context.groups.tp->size() == 1 ? tokens : next(Port::kOwnTokens);
   labels = next(Port::kLabels);
   gathered_labels = gathered(labels);
   positions = next(Port::kPositions);
@@ -137,6 +139,7 @@ int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& gro
 PortTensors BatchInputs::ports() const {
   PortTensors ports;
   ports.set(Port::kTokens, tokens);
+  ports.set(Port::kOwnTokens, own_ids);
   ports.set(Port::kLabels, labels);
   ports.set(Port::kGatheredLabels, gathered_labels);
   ports.set(Port::kPositions, positions);

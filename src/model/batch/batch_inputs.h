@@ -59,6 +59,7 @@ int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers);
 /// reach (Staging), from which the device takes them.
 struct BatchInputs {
   Tensor tokens;           ///< I32 [T_g]
+  Tensor own_ids;          ///< I32 [T_l], where layers choose experts by them
   Tensor labels;           ///< I32 [T_l]
   Tensor gathered_labels;  ///< I32 [T_g]
   Tensor positions;        ///< I32, of the tokens that attention rotates

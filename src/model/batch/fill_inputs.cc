@@ -98,6 +98,7 @@ void BatchInputs::Filler::check() const {
 void BatchInputs::Filler::fill() const {
   check();
   take(batch_.tokens, share_.group, share_.is_whole, at(inputs_.tokens));
+  if (inputs_.own_ids) take(batch_.tokens, share_.own, share_.is_whole, at(inputs_.own_ids));
   take(batch_.labels, share_.own, share_.is_whole, at(inputs_.labels));
   if (!share_.is_whole) take(batch_.labels, share_.group, false, at(inputs_.gathered_labels));
   fill_positions();

@@ -16,14 +16,14 @@ void sum_groups(std::vector<double>& values, int64_t group_size) {
 }  // namespace
 
 bool balances_whole_model(const ModelConfig& config) {
-  return config.moe.balance_scope == BalanceTokens::kModel && config.num_moe_layers() > 0;
+  return config.moe.balance_scope == BalanceTokens::kModel && config.num_balanced_layers() > 0;
 }
 
 ModelBalance::ModelBalance(const ModelConfig& config, const StageGroups& groups, Device& device)
     : num_experts_(config.moe.router_outputs()),
       group_size_(config.moe.balance_group_size),
       per_layer_(static_cast<double>(num_experts_ / group_size_) /
-                 static_cast<double>(std::max<int64_t>(config.num_moe_layers(), 1) *
+                 static_cast<double>(std::max<int64_t>(config.num_balanced_layers(), 1) *
                                      groups.token_ranks())),
       ranks_(groups.micro_batch),
       sums_(DType::kF64, {2, num_experts_}),

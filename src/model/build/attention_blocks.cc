@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "model/build/attention_inputs.h"
+#include "model/build/compressed_blocks.h"
+#include "model/build/entry_blocks.h"
 #include "model/build/index_blocks.h"
 #include "ops/attention/attention.h"
 #include "ops/attention_sink/attention_sink.h"
@@ -126,6 +128,15 @@ ValueId attend_chosen(LayerBuilder& builder, const AttentionShare& share, const 
   return attend_sinks(builder, share, attended, share.num_heads, 0);
 }
 
+/// Attends to windows and to entries of compressed tokens, rows of which were chosen.
+ValueId attend_entries(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
+  const auto attended =
+      builder.program().add(make_sparse_attention(heads_spec(builder, share), entry_sight(builder)),
+                            {x.q, x.k, x.v, x.chosen}, {"attn_out", "attn_lse"});
+  if (!builder.config.attention_sinks) return attended[attention::kO];
+  return attend_sinks(builder, share, attended, share.num_heads, 0);
+}
+
 /// Attention within a rank's packed sequences, or those that a ring shares.
 OperatorPtr make_packed(const LayerBuilder& builder, const AttentionSpec& spec) {
   const CommunicatorPtr& ring = builder.groups.ring;
@@ -147,7 +158,7 @@ ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const 
   const AttentionSpec spec = attention_spec(builder, share);
   const ValueId q = exchange_heads(builder, x.q, share.num_heads, "q");
   const ValueId k = exchange_heads(builder, x.k, share.num_kv_heads, "k");
-  const ValueId v = exchange_heads(builder, x.v, share.num_kv_heads, "v");
+  const ValueId v = x.v == x.k ? k : exchange_heads(builder, x.v, share.num_kv_heads, "v");
   const auto attended =
       program.add(make_packed(builder, spec), {q, k, v, bounds}, {"attn_out", "attn_lse"});
   if (shape.qk_clip > 0) measure_logits(builder, spec, bounds, q, k, attended[attention::kLse]);
@@ -160,6 +171,11 @@ ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const 
                       "attn_out_of_own_tokens");
 }
 
+/// The cache of values, which is that of keys where these are the values.
+ValueId cached_values(LayerBuilder& builder, ValueId keys) {
+  return builder.config.is_compressed() ? keys : builder.port(Port::kValueCache);
+}
+
 /// Appends keys and values to the caches and attends to them.
 ValueId attend_cached(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
   Program& program = builder.program();
@@ -167,9 +183,9 @@ ValueId attend_cached(LayerBuilder& builder, const AttentionShare& share, const 
   const ValueId start = builder.port(Port::kStart);
   const ValueId length = builder.port(Port::kCacheLength);
   const ValueId keys = builder.port(Port::kKeyCache);
-  const ValueId values = builder.port(Port::kValueCache);
+  const ValueId values = cached_values(builder, keys);
   program.add(make_cache_append(capacity), {x.k, start}, {}, {keys});
-  program.add(make_cache_append(capacity), {x.v, start}, {}, {values});
+  if (values != keys) program.add(make_cache_append(capacity), {x.v, start}, {}, {values});
   if (x.index.choose()) return attend_chosen(builder, share, x, keys, values);
   const bool sinks = builder.config.attention_sinks;
   const auto op = make_attention_cached(attention_spec(builder, share), sinks);
@@ -184,10 +200,10 @@ ValueId attend_paged(LayerBuilder& builder, const AttentionShare& share, const Q
   Program& program = builder.program();
   const ValueId rows = builder.port(Port::kCacheRows);
   const ValueId keys = builder.port(Port::kKeyCache);
-  const ValueId values = builder.port(Port::kValueCache);
+  const ValueId values = cached_values(builder, keys);
   const int64_t capacity = builder.cache->num_pages * kPageTokens;
   program.add(make_page_write(capacity), {x.k, rows}, {}, {keys});
-  program.add(make_page_write(capacity), {x.v, rows}, {}, {values});
+  if (values != keys) program.add(make_page_write(capacity), {x.v, rows}, {}, {values});
   if (x.index.choose()) return attend_chosen(builder, share, x, keys, values);
   const std::vector<ValueId> inputs = {x.q,
                                        keys,
@@ -203,6 +219,7 @@ ValueId attend_paged(LayerBuilder& builder, const AttentionShare& share, const Q
 
 /// Attends as the layer's cache asks.
 ValueId attend(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
+  if (x.chosen.is_set()) return attend_entries(builder, share, x);
   if (!builder.cache) return attend_packed(builder, share, x);
   return builder.cache->is_paged() ? attend_paged(builder, share, x)
                                    : attend_cached(builder, share, x);
@@ -221,6 +238,8 @@ ValueId build_attention(LayerBuilder& builder, ValueId normed) {
   const AttentionShare share = attention_share(builder);
   const QueryKeyValue x = build_attention_inputs(builder, share, normed);
   ValueId attended = attend(builder, share, x);
+  if (config.is_compressed())
+    return build_grouped_output(builder, share, attended, rotary_spec(builder));
   if (x.up >= 0) {
     attended = builder.program().add1(make_latent_outputs(latent_cache_spec(config)),
                                       {attended, x.up}, "attn_out_of_latents");

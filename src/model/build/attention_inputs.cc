@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/build/compressed_blocks.h"
 #include "model/build/index_blocks.h"
 #include "model/config/rotary.h"
 #include "ops/collective/collective.h"
@@ -55,15 +56,6 @@ int64_t context_length(const LayerBuilder& builder) {
   if (builder.cache) return builder.cache->capacity;
   const BatchShape& shape = builder.shape;
   return shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
-}
-
-/// Of a model whose heads are rotated.
-RotarySpec rotary_spec(const ModelConfig& config, int64_t context) {
-  if (config.rotary_dim() == 0) return {};
-  return {.head_size = config.head_dim(),
-          .interleaved = config.rope.interleaved,
-          .inverse_frequencies = inverse_frequencies(config.rope, config.rotary_dim(), context),
-          .amplitude = static_cast<float>(rotary_amplitude(config.rope))};
 }
 
 ValueId build_rotation(LayerBuilder& builder, ValueId x, RotarySpec spec, int64_t num_heads,
@@ -308,11 +300,22 @@ QueryKeyValue build_latent(LayerBuilder& builder, const AttentionShare& share, V
 
 }  // namespace
 
+RotarySpec rotary_spec(const LayerBuilder& builder) {
+  const ModelConfig& config = builder.config;
+  if (config.rotary_dim() == 0) return {};
+  return {.head_size = config.head_dim(),
+          .interleaved = config.rope.interleaved,
+          .inverse_frequencies =
+              inverse_frequencies(config.rope, config.rotary_dim(), context_length(builder)),
+          .amplitude = static_cast<float>(rotary_amplitude(config.rope))};
+}
+
 QueryKeyValue build_attention_inputs(LayerBuilder& builder, const AttentionShare& share,
                                      ValueId normed) {
   const ModelConfig& config = builder.config;
   if (config.rotary_dim() > 0) builder.port(Port::kPositions);
-  const RotarySpec rotary = rotary_spec(config, context_length(builder));
+  const RotarySpec rotary = rotary_spec(builder);
+  if (config.is_compressed()) return build_compressed(builder, share, normed, rotary);
   return config.is_latent() ? build_latent(builder, share, normed, rotary)
                             : build_standard(builder, share, normed, rotary);
 }

@@ -2,6 +2,7 @@
 
 #include "model/build/layer_builder.h"
 #include "ops/latent_cache/latent_cache.h"
+#include "ops/rope/rope.h"
 
 namespace tessera {
 
@@ -21,6 +22,7 @@ struct QueryKeyValue {
   ValueId v = -1;
   ValueId gate = -1;       ///< logits [T, N·Dv] of what attention's output is multiplied by
   IndexValues index = {};  ///< where not all keys are seen
+  ValueId chosen = -1;     ///< rows of k and v that tokens see, where that is already chosen
   ValueId up = -1;         ///< the weight that makes values of latents, where k and v are latents
 };
 
@@ -44,7 +46,11 @@ Slice head_rows(const Shape& global, bool is_query, const AttentionShare& share,
 bool caches_latents(const LayerBuilder& builder);
 LatentCacheSpec latent_cache_spec(const ModelConfig& config);
 
-/// Queries, keys and values of standard or latent attention, from the normed hidden state.
+/// How heads of a layer are rotated, of sequences as long as its micro-batches or caches have;
+/// empty where they are not.
+RotarySpec rotary_spec(const LayerBuilder& builder);
+
+/// Queries, keys and values of any kind of attention, from the normed hidden state.
 QueryKeyValue build_attention_inputs(LayerBuilder& builder, const AttentionShare& share,
                                      ValueId normed);
 

@@ -28,7 +28,8 @@ ModelProgram build_block(const ModelConfig& config, LayerBlock block, LayerKind 
                              : !kind.no_mlp && kind.moe == (block == LayerBlock::kMoe);
   ensure(has_block, "a {} has no such block", layer_kind_name(kind));
   ModelProgram result{.forward = Program("block")};
-  const ModelConfig own = config.of_layer(kind);
+  ModelConfig own = config.of_layer(kind);
+  own.residual_streams = 1;  // what a block reads of them
   LayerBuilder builder{own, kind, shape, groups, result};
   const ValueId out = add_block(builder, block, builder.port(Port::kHidden));
   result.ports.set(Port::kHiddenOut, out);

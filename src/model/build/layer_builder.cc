@@ -143,6 +143,8 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
   };
   check_kv_heads(config.kv_heads(), "model.num_kv_heads");
   check_kv_heads(windows.kv_heads(), "model.window_kv_heads");
+  if (config.is_compressed())
+    check_divides(tp, config.compressed.output_groups, "parallel.tp", "compressed.output_groups");
 }
 
 /// The key that lists layers whose mixers hand a state from token to token.
@@ -177,7 +179,7 @@ void check_states(const ModelConfig& config, const StageGroups& groups) {
 
 /// An indexer chooses among whole sequences.
 void check_index(const ModelConfig& config, const StageGroups& groups) {
-  if (!config.index.is_on()) return;
+  if (!config.index.is_on() || config.is_compressed()) return;
   const int64_t tp = groups.tp->size();
   require(groups.token_ranks() == tp,
           "parallel.cp is {}, but an indexer (index.top_k) chooses among the keys of whole "
@@ -186,6 +188,20 @@ void check_index(const ModelConfig& config, const StageGroups& groups) {
   require(tp == 1 || !groups.policy.replicated_attention,
           "parallel.attention spreads sequences over the ranks of parallel.tp, but an indexer "
           "(index.top_k) chooses among the keys of whole sequences; spread heads instead");
+}
+
+/// Tokens are compressed where all of their sequence are.
+void check_compression(const ModelConfig& config, const StageGroups& groups) {
+  if (!config.compressed.has_entries()) return;
+  const int64_t tp = groups.tp->size();
+  require(groups.token_ranks() == tp,
+          "parallel.cp is {}, but layers of compressed.sparse_layers or compressed.heavy_layers "
+          "compress tokens of whole sequences; set parallel.cp to 1",
+          groups.token_ranks() / tp);
+  require(tp == 1 || !groups.policy.replicated_attention,
+          "parallel.attention spreads sequences over the ranks of parallel.tp, but layers of "
+          "compressed.sparse_layers or compressed.heavy_layers compress tokens of whole "
+          "sequences; spread heads instead");
 }
 
 void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
@@ -254,6 +270,7 @@ void check_shares(const ModelConfig& config, const BatchShape& shape, const Stag
   check_tensor_parallel(config, groups);
   check_states(config, groups);
   check_index(config, groups);
+  check_compression(config, groups);
   check_head_exchange(config, groups);
   check_head_exchange(config.of_layer({.window = true}), groups);
   check_expert_shares(config, groups);

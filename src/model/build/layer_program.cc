@@ -3,6 +3,7 @@
 #include "model/build/delta_blocks.h"
 #include "model/build/mlp_blocks.h"
 #include "model/build/moe_blocks.h"
+#include "model/build/residual_blocks.h"
 #include "ops/add/add.h"
 #include "ops/choose_token/choose_token.h"
 #include "ops/collective/collective.h"
@@ -125,13 +126,17 @@ const char* mixer_name(LayerKind kind) {
   if (kind.mamba) return "mamba_";
   if (kind.conv) return "conv_";
   if (kind.no_mixer) return "";
+  if (kind.compression == Compression::kSparse) return "sparse_";
+  if (kind.compression == Compression::kHeavy) return "heavy_";
   if (kind.no_mlp && !kind.window) return "attention_";
   return kind.window ? "window_" : "";
 }
 
 const char* mlp_name(LayerKind kind) {
   if (kind.no_mlp) return "only_";
+  if (kind.no_mixer && kind.hash) return "hash_moe_only_";
   if (kind.no_mixer) return kind.moe ? "moe_only_" : "mlp_only_";
+  if (kind.hash) return "hash_moe_";
   return kind.moe ? "moe_" : "dense_";
 }
 
@@ -172,16 +177,18 @@ ModelProgram build_layer(const ModelConfig& model, LayerKind kind, const BatchSh
   };
   ValueId state = kind.mtp ? join_embedding(builder) : hidden;
   if (!kind.no_mixer) {
+    const ResidualRead read = read_residual(builder, state, "attn");
     const ValueId mixed =
-        joining(build_mixer(builder, norm("attn_norm", state)), "attn_out_norm", "attn_scaled");
-    state = program.add1(make_add(), {state, mixed}, kind.no_mlp ? "hidden_out" : "hidden_mid");
+        joining(build_mixer(builder, norm("attn_norm", read.x)), "attn_out_norm", "attn_scaled");
+    state = join_residual(builder, state, read, mixed, kind.no_mlp ? "hidden_out" : "hidden_mid");
   }
   if (!kind.no_mlp) {
-    const ValueId normed = norm("mlp_norm", state);
-    const ValueId mlp = kind.moe ? build_moe(builder, state, normed)
+    const ResidualRead read = read_residual(builder, state, "mlp");
+    const ValueId normed = norm("mlp_norm", read.x);
+    const ValueId mlp = kind.moe ? build_moe(builder, read.x, normed)
                                  : build_mlp(builder, "mlp", normed, config.dense_inner_size());
-    state =
-        program.add1(make_add(), {state, joining(mlp, "mlp_out_norm", "mlp_scaled")}, "hidden_out");
+    state = join_residual(builder, state, read, joining(mlp, "mlp_out_norm", "mlp_scaled"),
+                          "hidden_out");
   }
   if (config.layer_scalars) {
     const ValueId factor = builder.constant("layer_scalar", builder.whole({1}));
@@ -213,8 +220,8 @@ ModelProgram build_embedding(const ModelConfig& config, const BatchShape& shape,
                                       {tokens, table}, "hidden_part");
     rows = program.add1(make_reduce_scatter(groups.tp), {part}, "hidden");
   }
-  result.ports.set(Port::kHiddenOut,
-                   build_scaled(program, rows, config.embedding_multiplier, "hidden_scaled"));
+  const ValueId scaled = build_scaled(program, rows, config.embedding_multiplier, "hidden_scaled");
+  result.ports.set(Port::kHiddenOut, spread_embedding(config, program, scaled));
   finish_ports(program, result.ports, context);
   return result;
 }
@@ -231,7 +238,8 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   const ValueId scale = port(Port::kLossScale);
   std::vector<ValueId> weights;
   if (shape.weighted_tokens) weights.push_back(port(Port::kTokenWeights));
-  const ValueId normed = build_final_norm(config, program, hidden, depth);
+  const ValueId normed =
+      build_final_norm(config, program, collapse_for_head(config, groups, head, hidden), depth);
   const WeightPlacement share = vocabulary_share(config, groups);
   const std::string name = head_weight_name(config);
   const ValueId weight = program.add_weight(name, {shape.dtype, share.slice.shape()});
@@ -266,7 +274,8 @@ ModelProgram build_logits(const ModelConfig& config, const BatchShape& shape, in
     const ValueId rows = add_port(program, result.ports, Port::kChosenRows, context);
     hidden = program.add1(make_embedding(), {rows, hidden}, "chosen_hidden");
   }
-  const ValueId normed = build_final_norm(config, program, hidden, 0);
+  const ValueId normed =
+      build_final_norm(config, program, collapse_for_head(config, groups, result, hidden), 0);
   const ValueId weight = program.add_weight(head_weight_name(config),
                                             {shape.dtype, {config.vocab_size, config.hidden_size}});
   const bool caps = config.logit_softcap > 0;

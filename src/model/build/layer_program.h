@@ -33,6 +33,8 @@ std::string layer_kind_name(LayerKind kind);
 /// What a layer of multi-token prediction calls the norm of the head that reads the same states
 /// (ModelConfig::mtp_normed). It is no weight of the layer's own, but head_norm_name's.
 inline constexpr std::string_view kPreviousNorm = "previous_norm.weight";
+/// A layer's table of the experts of token ids, F32 [V, K] (MoeConfig::hash_layers).
+inline constexpr std::string_view kHashTable = "moe.hash_table";
 /// The weight of the final norm (depth 0), or of that before the head of a predicted token.
 std::string head_norm_name(int64_t depth);
 

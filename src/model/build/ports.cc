@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/choose_token/token_rule.h"
+#include "ops/compress_windows/compress_windows.h"
 #include "ops/noise.h"
 #include "ops/paged_attention/paged_attention.h"
 
@@ -19,6 +20,9 @@ ValueType f32(int64_t size) {
 }
 
 ValueType hidden_type(const Context& c) {
+  return {c.shape.dtype, {own_tokens(c.shape, c.groups), c.config.state_width()}};
+}
+ValueType embedded_type(const Context& c) {
   return {c.shape.dtype, {own_tokens(c.shape, c.groups), c.config.hidden_size}};
 }
 ValueType own_ids(const Context& c) {
@@ -98,10 +102,16 @@ ValueType page_table_type(const Context& c) {
           .shape = {c.shape.max_sequences, c.cache ? pages_of(c.cache->capacity) : 0}};
 }
 ValueType key_cache_type(const Context& c) {
-  return cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).keys);
+  ValueType type = cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).keys);
+  const EntryRows rows = cached_rows(c.config, c.kind, c.cache.value_or(CacheShape{}));
+  type.shape[0] = rows.tokens + rows.entries;
+  return type;
 }
 ValueType index_cache_type(const Context& c) {
-  return cache_type(c, c.config.index.head_size);
+  ValueType type = cache_type(c, c.config.index.head_size);
+  if (c.kind.compression != Compression::kNone)
+    type.shape[0] = cached_rows(c.config, c.kind, c.cache.value_or(CacheShape{})).entries;
+  return type;
 }
 ValueType value_cache_type(const Context& c) {
   return cache_type(c, cache_widths(c.config.of_layer(c.kind), c.shape, c.cache).values);
@@ -134,14 +144,31 @@ ValueType delta_states_type(const Context& c) {
   return {DType::kF32, {num_states(c) * delta.num_value_heads * delta.key_size, delta.value_size}};
 }
 
+/// kv and gate of the last tokens of each sequence, of which entries of that size are made.
+ValueType last_tokens_type(const Context& c, int64_t size) {
+  const int64_t parts = c.kind.compression == Compression::kSparse ? 2 : 1;
+  return {c.shape.dtype,
+          {num_states(c) * 2 * c.config.compressed.rate(c.kind.compression), 2 * parts * size}};
+}
+ValueType compress_state_type(const Context& c) {
+  return last_tokens_type(c, c.config.head_dim());
+}
+ValueType index_state_type(const Context& c) {
+  return last_tokens_type(c, c.config.index.head_size);
+}
+
 bool in_layers(const Context& c) {
   return c.role == ProgramRole::kLayer;
 }
 bool in_attention(const Context& c) {
   return in_layers(c) && c.kind.attends();
 }
+/// Whether what tokens see is found by their positions.
+bool in_compressed(const Context& c) {
+  return in_attention(c) && c.kind.compression != Compression::kNone;
+}
 bool in_rotated(const Context& c) {
-  return in_attention(c) && c.config.of_layer(c.kind).rotary_dim() > 0;
+  return (in_attention(c) && c.config.of_layer(c.kind).rotary_dim() > 0) || in_compressed(c);
 }
 bool in_tempered(const Context& c) {
   return in_attention(c) && c.config.of_layer(c.kind).temperature_scale != 0;
@@ -155,8 +182,18 @@ bool in_cached(const Context& c) {
 bool in_cached_attention(const Context& c) {
   return in_cached(c) && in_attention(c);
 }
+/// Where keys are not the values as well.
+bool in_cached_values(const Context& c) {
+  return in_cached_attention(c) && !c.config.is_compressed();
+}
+bool in_compressed_cache(const Context& c) {
+  return in_cached(c) && in_compressed(c);
+}
+bool in_index_state(const Context& c) {
+  return in_compressed_cache(c) && chooses_entries(c.config, c.kind, c.shape, c.cache);
+}
 bool in_indexed_cache(const Context& c) {
-  return in_cached_attention(c) && chooses_keys(c.config, c.shape, c.cache);
+  return in_index_state(c) || (in_cached_attention(c) && chooses_keys(c.config, c.shape, c.cache));
 }
 bool in_cached_delta(const Context& c) {
   return in_cached(c) && c.kind.delta;
@@ -174,10 +211,11 @@ bool in_paged(const Context& c) {
   return in_cached_attention(c) && c.cache->is_paged();
 }
 bool in_slots(const Context& c) {
-  return in_cached(c) && c.kind.keeps_state() && c.cache->is_paged();
+  return in_cached(c) && (c.kind.keeps_state() || in_compressed(c)) && c.cache->is_paged();
 }
+/// Positions say as much of tokens that see compressed ones.
 bool in_lengths(const Context& c) {
-  return in_cached_attention(c) || in_slots(c);
+  return !in_compressed(c) && (in_cached_attention(c) || in_slots(c));
 }
 bool in_contiguous(const Context& c) {
   return in_cached(c) && in_mixers(c) && !c.cache->is_paged();
@@ -214,28 +252,36 @@ bool in_body(const Context& c) {
 }
 /// Where tokens see some keys alone, logits are not measured.
 bool in_clipped(const Context& c) {
-  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 &&
+  return in_packed(c) && in_attention(c) && c.shape.qk_clip > 0 && !in_compressed(c) &&
          !chooses_keys(c.config, c.shape, c.cache);
 }
 bool in_moe(const Context& c) {
   return in_layers(c) && c.kind.moe;
 }
+/// Whether training evens the loads out.
+bool in_balanced_moe(const Context& c) {
+  return in_moe(c) && !c.kind.hash;
+}
+bool in_hash_moe(const Context& c) {
+  return in_moe(c) && c.kind.hash;
+}
 /// Whether sequences have bounds that something reads: a mixer, or a router that balances within
 /// them.
 bool in_bounded(const Context& c) {
-  const bool balanced = in_moe(c) && !c.cache &&
+  const bool balanced = in_balanced_moe(c) && !c.cache &&
                         c.config.moe.balance_scope == BalanceTokens::kSequence &&
                         !spreads_balance(c.config, c.groups);
-  return (in_packed(c) && !in_chunked(c)) || in_paged(c) || in_slots(c) || balanced;
+  return (in_packed(c) && !in_chunked(c) && !in_compressed(c)) || in_paged(c) || in_slots(c) ||
+         balanced;
 }
 bool in_biased_moe(const Context& c) {
-  return in_moe(c) && c.config.moe.has_expert_bias();
+  return in_balanced_moe(c) && c.config.moe.has_expert_bias();
 }
 bool in_globally_balanced(const Context& c) {
-  return in_moe(c) && c.config.moe.balance_scope == BalanceTokens::kGlobalBatch;
+  return in_balanced_moe(c) && c.config.moe.balance_scope == BalanceTokens::kGlobalBatch;
 }
 bool in_spread_balance(const Context& c) {
-  return in_moe(c) && spreads_balance(c.config, c.groups);
+  return in_balanced_moe(c) && spreads_balance(c.config, c.groups);
 }
 bool in_shared_capacity(const Context& c) {
   return in_moe(c) && shares_capacity(c.config.moe, c.groups);
@@ -244,7 +290,7 @@ bool in_weighted_head(const Context& c) {
   return in_head(c) && c.shape.weighted_tokens;
 }
 bool in_replaying_moe(const Context& c) {
-  return in_moe(c) && c.shape.replays_routing;
+  return in_balanced_moe(c) && c.shape.replays_routing;
 }
 bool in_telling_moe(const Context& c) {
   return in_moe(c) && c.shape.tells_routing;
@@ -253,7 +299,7 @@ bool in_jittered_moe(const Context& c) {
   return in_moe(c) && jitters(c.config.moe, c.shape);
 }
 bool in_noisy_moe(const Context& c) {
-  return in_moe(c) && takes_noise(c.config.moe, c.shape);
+  return in_moe(c) && takes_noise(c.config.of_layer(c.kind).moe, c.shape);
 }
 bool in_predicting(const Context& c) {
   return in_layers(c) && c.kind.mtp;
@@ -295,12 +341,13 @@ constexpr PortRule kRules[] = {
      in_shared_capacity},
     {Port::kReplayedExperts, "replayed_experts", kIn,
      "choices for own tokens; -1: the router's own", own_choices, in_replaying_moe},
+    {Port::kOwnTokens, "own_tokens", kIn, "ids of own tokens", own_ids, in_hash_moe},
     {Port::kTokenNumbers, "token_numbers", kIn, "of own tokens in the step", token_numbers_type,
      in_jittered_moe},
     {Port::kNoise, "noise", kIn, "of the step and the layer (Jitter)", noise_type, in_noisy_moe},
-    {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_moe},
+    {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_balanced_moe},
     {Port::kZLoss, "z_loss", kOut, "mean over own tokens", one_f32, in_moe},
-    {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_moe},
+    {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_balanced_moe},
     {Port::kCounts, "counts", kOut, "assignments of own tokens", by_expert, in_moe},
     {Port::kDropped, "dropped", kOut, "own assignments without room", one_count, in_moe},
     {Port::kCountsSoFar, "counts_so_far", kOut, "the next micro-batch's earlier_counts", by_expert,
@@ -313,7 +360,7 @@ constexpr PortRule kRules[] = {
     {Port::kKeyCache, "key_cache", kInPlace, "keys of all tokens so far", key_cache_type,
      in_cached_attention},
     {Port::kValueCache, "value_cache", kInPlace, "values of all tokens so far", value_cache_type,
-     in_cached_attention},
+     in_cached_values},
     {Port::kIndexCache, "index_cache", kInPlace, "the indexer's keys of all tokens so far",
      index_cache_type, in_indexed_cache},
     {Port::kCacheRows, "cache_rows", kIn, "of the tokens given now, in the pages", batch_ids,
@@ -332,6 +379,10 @@ constexpr PortRule kRules[] = {
      delta_states_type, in_cached_delta},
     {Port::kScanStates, "scan_states", kInPlace, "states of the heads (SsdScanCached)",
      scan_states_type, in_cached_mamba},
+    {Port::kCompressState, "compress_state", kInPlace, "last tokens' part in entries to come",
+     compress_state_type, in_compressed_cache},
+    {Port::kIndexState, "index_state", kInPlace, "and in the indexer's", index_state_type,
+     in_index_state},
     {Port::kChosenRows, "chosen_rows", kIn, "the tokens whose next ones are chosen", chosen_ids,
      in_choice_of_some},
     {Port::kTokenRules, "token_rules", kIn, "how (TokenRule)", token_rules_type, in_choice},
@@ -339,7 +390,7 @@ constexpr PortRule kRules[] = {
      in_choice},
     {Port::kChosenLogProbability, "chosen_log_probability", kOut, "its own", chosen_numbers,
      in_choice},
-    {Port::kEmbedded, "embedded", kIn, "embeddings of the tokens to predict from", hidden_type,
+    {Port::kEmbedded, "embedded", kIn, "embeddings of the tokens to predict from", embedded_type,
      in_predicting},
 };
 
@@ -419,14 +470,36 @@ CacheWidths cache_widths(const ModelConfig& config, const BatchShape& shape,
                          const std::optional<CacheShape>& cache) {
   if (caches_latents(config, shape, cache))
     return {config.latent.kv_rank + config.latent.rope_size, config.latent.kv_rank};
+  if (config.is_compressed()) return {.keys = config.head_dim(), .values = 0};
   return {config.kv_heads() * config.head_dim(), config.kv_heads() * config.value_dim()};
 }
 
 bool chooses_keys(const ModelConfig& config, const BatchShape& shape,
                   const std::optional<CacheShape>& cache) {
-  if (!config.index.is_on()) return false;
+  if (!config.index.is_on() || config.is_compressed()) return false;
   const int64_t in_batch = shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
   return (cache ? cache->capacity : in_batch) > config.index.top_k;
+}
+
+int64_t longest_sequence(const BatchShape& shape, const std::optional<CacheShape>& cache) {
+  if (cache) return cache->capacity;
+  return shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
+}
+
+bool chooses_entries(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
+                     const std::optional<CacheShape>& cache) {
+  return kind.compression == Compression::kSparse &&
+         num_entry_rows(longest_sequence(shape, cache), config.compressed.sparse_rate) >
+             config.index.top_k;
+}
+
+EntryRows cached_rows(const ModelConfig& config, LayerKind kind, const CacheShape& cache) {
+  const int64_t tokens = cache.is_paged() ? cache.num_pages * kPageTokens : cache.capacity;
+  if (kind.compression == Compression::kNone) return {.tokens = tokens};
+  // In pages an entry lies where the token of its number does: there is a page for each.
+  const int64_t rate = config.compressed.rate(kind.compression);
+  return {.tokens = tokens,
+          .entries = cache.is_paged() ? tokens : num_entry_rows(cache.capacity, rate)};
 }
 
 bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {

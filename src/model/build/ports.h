@@ -96,6 +96,7 @@ enum class Port : uint8_t {
   kSegments,
   kTokenOrder,
   kReplayedExperts,
+  kOwnTokens,
   kTokenNumbers,
   kNoise,
   kBalanceLoss,
@@ -119,6 +120,8 @@ enum class Port : uint8_t {
   kValueConvState,
   kDeltaStates,
   kScanStates,
+  kCompressState,
+  kIndexState,
   // Choice of tokens.
   kChosenRows,
   kTokenRules,
@@ -218,6 +221,19 @@ inline bool sees_chunks(const ModelConfig& config, LayerKind kind) {
 /// Whether attention is to keys that an indexer chooses: some sequence may have more than it would.
 bool chooses_keys(const ModelConfig& config, const BatchShape& shape,
                   const std::optional<CacheShape>& cache);
+/// Tokens of a sequence at most: of micro-batches, or of a cache.
+int64_t longest_sequence(const BatchShape& shape, const std::optional<CacheShape>& cache);
+/// Whether a layer's indexer chooses among compressed tokens: some sequence may have more entries
+/// than it would.
+bool chooses_entries(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
+                     const std::optional<CacheShape>& cache);
+/// Rows of a layer's cache of keys before those of entries that tokens were compressed to, and of
+/// these.
+struct EntryRows {
+  int64_t tokens = 0;
+  int64_t entries = 0;
+};
+EntryRows cached_rows(const ModelConfig& config, LayerKind kind, const CacheShape& cache);
 /// Whether what routers read is jittered.
 inline bool jitters(const MoeConfig& moe, const BatchShape& shape) {
   return moe.num_experts > 0 && moe.router_jitter > 0 && shape.trains;

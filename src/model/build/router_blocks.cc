@@ -3,6 +3,7 @@
 #include "ops/balance/balance.h"
 #include "ops/collective/collective.h"
 #include "ops/expert_scale/expert_scale.h"
+#include "ops/hash_experts/hash_experts.h"
 #include "ops/jitter/jitter.h"
 #include "ops/router/router.h"
 #include "ops/sinkhorn/sinkhorn.h"
@@ -117,6 +118,22 @@ ValueId build_sinkhorn(LayerBuilder& builder, ValueId tokens, const RouterWeight
                       {logits, builder.port(Port::kNoise)}, "evened_idx");
 }
 
+/// The experts that the layer's table gives the tokens.
+ValueId build_hash_experts(LayerBuilder& builder) {
+  const MoeConfig& moe = builder.config.moe;
+  const ValueId table = builder.constant(std::string(kHashTable),
+                                         builder.whole({builder.config.vocab_size, moe.top_k}));
+  return builder.program().add1(make_hash_experts(moe.num_experts),
+                                {builder.port(Port::kOwnTokens), table}, "hash_idx");
+}
+
+/// The choices that a router is given; -1 where it makes its own.
+ValueId build_given_choices(LayerBuilder& builder, ValueId tokens, const RouterWeights& weights) {
+  if (builder.kind.hash) return build_hash_experts(builder);
+  if (evens_out(builder.config.moe, builder.shape)) return build_sinkhorn(builder, tokens, weights);
+  return builder.shape.replays_routing ? builder.port(Port::kReplayedExperts) : ValueId();
+}
+
 /// The experts of each token that make up its share of the scores (TopP).
 RoutedTokens cut_choices(LayerBuilder& builder, const RoutedTokens& all) {
   const MoeConfig& moe = builder.config.moe;
@@ -152,28 +169,28 @@ RoutedTokens build_router(LayerBuilder& builder, ValueId tokens) {
   const MoeConfig& moe = builder.config.moe;
   PortMap& ports = builder.layer.ports;
   Program& program = builder.program();
-  const bool spread = spreads_balance(builder.config, builder.groups);
-  const bool evened = evens_out(moe, builder.shape);
-  const RouterSpec spec =
-      router_spec(moe, builder.groups, spread, builder.shape.replays_routing || evened);
+  const bool balanced = !builder.kind.hash;
+  const bool spread = balanced && spreads_balance(builder.config, builder.groups);
   const RouterWeights weights = add_router_weights(builder);
+  const ValueId given = build_given_choices(builder, tokens, weights);
+  RouterSpec spec = router_spec(moe, builder.groups, spread, given.is_set());
+  if (!balanced) spec.balance_scope = BalanceScope::kMicroBatch;  // nobody reads it
   std::vector<ValueId> inputs = {tokens, weights.weight};
   if (moe.router_bias) inputs.push_back(weights.bias);
   if (moe.has_expert_bias()) inputs.push_back(builder.port(Port::kExpertBias));
   if (spec.balance_scope == BalanceScope::kSequence)
     inputs.push_back(builder.port(Port::kCuSeqlens));
-  if (spec.replay) {
-    inputs.push_back(evened ? build_sinkhorn(builder, tokens, weights)
-                            : builder.port(Port::kReplayedExperts));
-  }
+  if (spec.replay) inputs.push_back(given);
   if (spec.padding) inputs.push_back(builder.port(Port::kSegments));
   const auto routed = program.add(
       make_router(spec), inputs,
       {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss", "score_means"});
   ports.set(Port::kCounts, routed[RouterOutput::kCounts]);
-  ports.set(Port::kBalanceLoss, routed[RouterOutput::kBalanceLoss]);
   ports.set(Port::kZLoss, routed[RouterOutput::kZLoss]);
-  ports.set(Port::kScoreMeans, routed[RouterOutput::kScoreMeans]);
+  if (balanced) {
+    ports.set(Port::kBalanceLoss, routed[RouterOutput::kBalanceLoss]);
+    ports.set(Port::kScoreMeans, routed[RouterOutput::kScoreMeans]);
+  }
   if (builder.shape.tells_routing)
     ports.set(Port::kChosenExperts, routed[RouterOutput::kExpertIdx]);
   RoutedTokens routing =

@@ -54,9 +54,12 @@ void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
                    {"softplus_of_heads", AttentionGate::kSoftplusOfHeads}},
                   "Function of model.attention_gate, of each element or of each head");
   schema.add_enum("model.attention", &config.attention,
-                  {{"standard", AttentionKind::kStandard}, {"latent", AttentionKind::kLatent}},
-                  "Standard (grouped-query) attention, or DeepSeek's multi-latent attention, sized "
-                  "by [latent]");
+                  {{"standard", AttentionKind::kStandard},
+                   {"latent", AttentionKind::kLatent},
+                   {"compressed", AttentionKind::kCompressed}},
+                  "Standard (grouped-query) attention; DeepSeek's multi-latent attention, sized by "
+                  "[latent]; or DeepSeek-V4's attention to a window and compressed tokens, sized "
+                  "by [compressed]");
   schema.add_enum("model.qk_norm", &config.qk_norm,
                   {{"none", QkNorm::kNone},
                    {"head", QkNorm::kHead},

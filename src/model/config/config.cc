@@ -9,11 +9,13 @@
 #include "core/error.h"
 #include "core/text/nearest.h"
 #include "model/config/attention_options.h"
+#include "model/config/compressed_options.h"
 #include "model/config/conv_options.h"
 #include "model/config/delta_options.h"
 #include "model/config/index_options.h"
 #include "model/config/limits.h"
 #include "model/config/mamba_options.h"
+#include "model/config/residual_options.h"
 #include "model/config/rope_options.h"
 #include "model/config/rotary.h"
 #include "model/config/router_options.h"
@@ -62,10 +64,12 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                    {"geglu", Activation::kGeGLU},
                    {"geglu_tanh", Activation::kGeGLUTanh},
                    {"swiglu_oai", Activation::kSwiGLUOai},
+                   {"swiglu_clamped", Activation::kSwiGLUClamped},
                    {"gelu", Activation::kGelu},
                    {"gelu_tanh", Activation::kGeluTanh},
                    {"relu2", Activation::kRelu2}},
                   "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU; "
+                  "swiglu_clamped: DeepSeek-V4's, silu(min(gate, 10)) * up with up from -10 to 10; "
                   "relu2: the square of ReLU");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
   schema.add("model.post_norms", &config.post_norms,
@@ -221,6 +225,9 @@ void validate_layers(const ModelConfig& config) {
   validate_layer_list(config.delta_layers, config.num_layers, "model.delta_layers");
   validate_layer_list(config.mamba_layers, config.num_layers, "model.mamba_layers");
   validate_layer_list(config.conv_layers, config.num_layers, "model.conv_layers");
+  validate_layer_list(config.compressed.sparse_layers, config.num_layers,
+                      "compressed.sparse_layers");
+  validate_layer_list(config.compressed.heavy_layers, config.num_layers, "compressed.heavy_layers");
   validate_layer_list(config.layers_without_mixer, config.num_layers, "model.layers_without_mixer");
   validate_layer_list(config.layers_without_mlp, config.num_layers, "model.layers_without_mlp");
   validate_layer_list(config.moe.dense_layers, config.num_layers, "moe.dense_layers");
@@ -321,6 +328,7 @@ int64_t ModelConfig::value_dim() const {
 
 int64_t ModelConfig::rotary_dim() const {
   if (is_latent()) return rope.fraction == 0 ? 0 : latent.rope_size;
+  if (is_compressed()) return rope.fraction == 0 ? 0 : compressed.rope_size;
   if (rope.proportional && rope.fraction > 0) return head_dim();
   return static_cast<int64_t>(static_cast<double>(head_dim()) * rope.fraction);
 }
@@ -328,6 +336,7 @@ int64_t ModelConfig::rotary_dim() const {
 ModelConfig ModelConfig::of_layer(LayerKind kind) const {
   ModelConfig own = *this;
   if (kind.window && own_window_rope) own.rope = window_rope;
+  if (kind.compression != Compression::kNone) own.rope = compressed_rope;
   if (kind.window && window_heads > 0) own.num_heads = window_heads;
   if (kind.window && window_kv_heads > 0) own.num_kv_heads = window_kv_heads;
   if (kind.window && window_head_size > 0) own.head_size = window_head_size;
@@ -336,6 +345,11 @@ ModelConfig ModelConfig::of_layer(LayerKind kind) const {
   if (rotated) own.temperature_scale = 0;
   if (!rotated && qk_norm == QkNorm::kL2) own.qk_norm = QkNorm::kNone;
   if (kind.window) own.keys_as_values = false;
+  if (kind.hash) {
+    own.moe.routing = Routing::kTopK;
+    own.moe.expert_bias = false;
+    own.moe.bias_update_speed = 0;
+  }
   own.own_window_rope = own.window_sinks = false;
   own.window_heads = own.window_kv_heads = own.window_head_size = 0;
   own.window_rope = {};
@@ -373,6 +387,12 @@ bool ModelConfig::is_mamba_layer(int64_t layer) const {
   return contains(mamba_layers, is_mtp_layer(layer) ? num_layers - 1 : layer);
 }
 
+Compression ModelConfig::compression(int64_t layer) const {
+  if (is_mtp_layer(layer)) return compression(num_layers - 1);
+  if (contains(compressed.sparse_layers, layer)) return Compression::kSparse;
+  return contains(compressed.heavy_layers, layer) ? Compression::kHeavy : Compression::kNone;
+}
+
 bool ModelConfig::is_conv_layer(int64_t layer) const {
   return contains(conv_layers, is_mtp_layer(layer) ? num_layers - 1 : layer);
 }
@@ -406,6 +426,17 @@ int64_t ModelConfig::num_moe_layers() const {
   return count;
 }
 
+bool ModelConfig::is_hash_layer(int64_t layer) const {
+  return contains(moe.hash_layers, layer);
+}
+
+int64_t ModelConfig::num_balanced_layers() const {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < all_layers(); ++layer)
+    count += is_moe_layer(layer) && !is_hash_layer(layer) ? 1 : 0;
+  return count;
+}
+
 ModelConfig without_prediction(ModelConfig config) {
   config.mtp_layers = 0;
   config.mtp_normed = false;
@@ -419,10 +450,13 @@ ModelConfig without_adapters(ModelConfig config) {
 
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
+  add_residual_options(schema, config);
   add_attention_options(schema, config);
   add_rope_options(schema, config.rope, "rope");
   add_rope_options(schema, config.window_rope, "window_rope");
+  add_rope_options(schema, config.compressed_rope, "compressed_rope");
   add_latent_options(schema, config.latent);
+  add_compressed_options(schema, config.compressed);
   add_index_options(schema, config.index);
   add_delta_options(schema, config.delta);
   add_mamba_options(schema, config.mamba);
@@ -441,7 +475,9 @@ void validate(const ModelConfig& config) {
           config.vocab_size);
   validate_heads(config);
   if (config.is_latent()) validate_latent(config);
+  validate_compressed(config);
   validate_norms(config);
+  validate_residual(config);
   validate_index(config);
   validate_attention(config);
   validate_rope(config);
@@ -453,6 +489,7 @@ void validate(const ModelConfig& config) {
     validate_experts(config.moe);
     validate_latent_experts(config);
   }
+  validate_hash_layers(config);
   validate_lora(config);
   check_parameter_count(config);
 }

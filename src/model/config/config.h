@@ -45,6 +45,16 @@ enum class CapacityScope {
 enum class AttentionKind {
   kStandard,  ///< one projection each; grouped queries where there are fewer KV heads
   kLatent,    ///< through low-rank latents: multi-latent attention (DeepSeek-V2, section 2.1)
+  /// One head of keys, which are the values too, of a window and of what earlier tokens were
+  /// compressed to (DeepSeek-V4: DeepSeek-AI, 2026, section 2.3), as CompressedConfig says.
+  kCompressed,
+};
+
+/// What a layer with compressed attention sees beside its window.
+enum class Compression {
+  kNone,    ///< nothing
+  kSparse,  ///< entries of a few tokens each, of which an indexer chooses (CSA, section 2.3.1)
+  kHeavy,   ///< all entries of many tokens each (HCA, section 2.3.2)
 };
 
 /// What attention's output is multiplied by (ModelConfig::attention_gate), of a projection of the
@@ -81,14 +91,38 @@ struct LatentConfig {
   double norm_eps = 1e-6;  ///< of the latents' norms, which Hugging Face keeps apart from norm_eps
 };
 
+/// Sizes of compressed attention. Queries come through `query_rank` elements and are normed head by
+/// head; keys, which are the values, are one head. The last `rope_size` elements of heads are
+/// rotated, those of what attention gives turned back. Groups of heads are projected to
+/// `output_rank` elements each, these together to the hidden size. In `sparse_layers` an entry is
+/// made of sparse_rate tokens and as many before them, in `heavy_layers` of heavy_rate tokens.
+struct CompressedConfig {
+  int64_t query_rank = 64;
+  int64_t rope_size = 16;
+  int64_t output_groups = 1;
+  int64_t output_rank = 64;
+  int64_t sparse_rate = 4;
+  int64_t heavy_rate = 128;
+  std::vector<int64_t> sparse_layers;
+  std::vector<int64_t> heavy_layers;
+
+  bool has_entries() const { return !sparse_layers.empty() || !heavy_layers.empty(); }
+  /// Tokens that an entry of such a layer is made of, those of the window before it left out.
+  int64_t rate(Compression compression) const {
+    return compression == Compression::kSparse ? sparse_rate : heavy_rate;
+  }
+  bool operator==(const CompressedConfig&) const = default;
+};
+
 /// The indexer of DeepSeek Sparse Attention (ops/index_topk): latent attention sees of a token's
 /// past the `top_k` keys with the largest scores, of queries from the query latent and keys of the
-/// hidden state. Its weights are loaded and never trained.
+/// hidden state; compressed attention so many entries, of keys that are compressed likewise. Its
+/// weights are loaded and never trained.
 struct IndexConfig {
   int64_t top_k = 0;  ///< 0: there is none, and tokens see all
   int64_t num_heads = 64;
-  int64_t head_size = 128;   ///< the first latent.rope_size elements are rotated
-  bool interleaved = false;  ///< rotary pairs of its heads are neighbours
+  int64_t head_size = 128;   ///< the first latent.rope_size (last compressed.rope_size) are rotated
+  bool interleaved = false;  ///< rotary pairs of its heads are neighbours (latent attention)
 
   bool is_on() const { return top_k > 0; }
   bool operator==(const IndexConfig&) const = default;
@@ -178,6 +212,8 @@ struct LayerKind {
   bool conv = false;   ///< its mixer is a gated short convolution
   bool no_mixer = false;
   bool no_mlp = false;
+  bool hash = false;  ///< its experts are chosen by a table of token ids
+  Compression compression = Compression::kNone;
   /// Whether its mixer hands a state from token to token, of which generation keeps one a text.
   bool keeps_state() const { return delta || mamba || conv; }
   bool attends() const { return !keeps_state() && !no_mixer; }
@@ -208,6 +244,10 @@ struct MoeConfig {
   /// Whether the products around experts' activations compute them
   /// (program/fusion/fuse_producers.h).
   bool fuse_activation = false;
+
+  /// MoE layers whose tokens have the experts that a table gives their ids (ops/hash_experts),
+  /// which nothing trains; the router's scores are their probabilities. They are not balanced.
+  std::vector<int64_t> hash_layers;
 
   ScoreFunction score = ScoreFunction::kSoftmax;
   ScoreOrder score_order = ScoreOrder::kBeforeTopK;
@@ -335,6 +375,12 @@ struct ModelConfig {
   /// What attention and MLP or experts give is normed before it joins the hidden states (Gemma 2
   /// Technical Report: Gemma Team, 2024, table 1).
   bool post_norms = false;
+  /// The hidden states are so many streams, of which mixer and MLP read a weighted sum each, and
+  /// which they join and mix by weights of their own (manifold-constrained hyper-connections, mHC:
+  /// Xie et al., 2026; ops/stream_weights); 1: one stream, to which they add.
+  int64_t residual_streams = 1;
+  int64_t residual_sinkhorn_iterations = 20;
+  double residual_eps = 1e-6;
   /// A layer multiplies the hidden states that it gives by a number, which is loaded, not trained.
   bool layer_scalars = false;
   /// Granite's multipliers (maximal update parametrization: Yang et al., Tensor Programs V, 2022):
@@ -365,7 +411,9 @@ struct ModelConfig {
   double mtp_loss_coefficient = 0.3;
   RopeConfig rope;
   RopeConfig window_rope;
+  RopeConfig compressed_rope;  ///< of layers with compressed entries
   LatentConfig latent;
+  CompressedConfig compressed;
   IndexConfig index;
   DeltaConfig delta;
   MambaConfig mamba;
@@ -373,9 +421,17 @@ struct ModelConfig {
   MoeConfig moe;
   LoraConfig lora;
 
+  bool has_streams() const { return residual_streams > 1; }
+  /// Width of the hidden states between layers.
+  int64_t state_width() const { return residual_streams * hidden_size; }
   bool is_latent() const { return attention == AttentionKind::kLatent; }
-  /// KV heads that attention sees; latent attention makes one for each query head.
-  int64_t kv_heads() const { return num_kv_heads > 0 && !is_latent() ? num_kv_heads : num_heads; }
+  bool is_compressed() const { return attention == AttentionKind::kCompressed; }
+  /// KV heads that attention sees; latent attention makes one for each query head, compressed
+  /// attention one for all.
+  int64_t kv_heads() const {
+    if (is_compressed()) return 1;
+    return num_kv_heads > 0 && !is_latent() ? num_kv_heads : num_heads;
+  }
   /// Size of a query or key head.
   int64_t head_dim() const;
   int64_t value_dim() const;
@@ -401,6 +457,7 @@ struct ModelConfig {
   bool is_delta_layer(int64_t layer) const;
   bool is_mamba_layer(int64_t layer) const;
   bool is_conv_layer(int64_t layer) const;
+  Compression compression(int64_t layer) const;
   bool has_mixer(int64_t layer) const;
   bool has_mlp(int64_t layer) const;  ///< dense, or of experts
   /// Whether its mixer is attention.
@@ -409,6 +466,7 @@ struct ModelConfig {
   bool has_states() const {
     return !delta_layers.empty() || !mamba_layers.empty() || !conv_layers.empty();
   }
+  bool is_hash_layer(int64_t layer) const;
   bool is_mtp_layer(int64_t layer) const { return layer >= num_layers; }
   LayerKind layer_kind(int64_t layer) const {
     return {.moe = is_moe_layer(layer),
@@ -418,13 +476,17 @@ struct ModelConfig {
             .mamba = is_mamba_layer(layer),
             .conv = is_conv_layer(layer),
             .no_mixer = !has_mixer(layer),
-            .no_mlp = !has_mlp(layer)};
+            .no_mlp = !has_mlp(layer),
+            .hash = is_hash_layer(layer),
+            .compression = compression(layer)};
   }
   /// Decoder layers and those of multi-token prediction.
   int64_t all_layers() const { return num_layers + mtp_layers; }
   LayerCounts layer_counts() const { return {num_layers, mtp_layers, mtp_normed}; }
   /// Of all layers.
   int64_t num_moe_layers() const;
+  /// Of those whose loads training evens out: not by a table of token ids.
+  int64_t num_balanced_layers() const;
   /// Whether some layer has an MLP without experts.
   bool has_dense_layers() const;
   /// Width of what routed experts read and write: rows that are dispatched are so wide.
@@ -436,8 +498,8 @@ ModelConfig without_prediction(ModelConfig config);
 /// The model without adapters, as it is where they are merged.
 ModelConfig without_adapters(ModelConfig config);
 
-/// Binds every key of [model], [rope], [window_rope], [latent], [index], [delta], [mamba], [conv]
-/// and [moe].
+/// Binds every key of [model], [rope], [window_rope], [compressed_rope], [latent], [compressed],
+/// [index], [delta], [mamba], [conv] and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 
 /// Refuses impossible combinations with the arithmetic that fails and what to do. `vocab_size` must

@@ -99,6 +99,19 @@ TEST(ModelConfig, CountsEveryOption) {
   EXPECT_EQ(indexed.total - indexed.trained,
             config.num_layers * (5 * 12 + config.hidden_size * 7 + 8));
   config.index = {};
+  const ModelConfig latent = config;
+  config.attention = AttentionKind::kCompressed;
+  config.qkv_bias = config.output_bias = false;
+  config.compressed = {.query_rank = 5, .rope_size = 2, .output_groups = 2, .output_rank = 3};
+  expect_counted("compressed attention");
+  config.window = 4;
+  config.compressed.heavy_layers = {0};
+  config.compressed.sparse_layers = {1};
+  config.index = {.top_k = 3, .num_heads = 3, .head_size = 4};
+  expect_counted("compressed tokens");
+  const ParameterCount chosen = count_parameters(config);
+  EXPECT_EQ(chosen.total - chosen.trained, 5 * 12 + config.hidden_size * (3 + 16) + 4 * 8 + 4);
+  config = latent;
   config.activation = Activation::kGelu;
   expect_counted("without gates");
   config.moe.latent_size = 6;
@@ -412,6 +425,48 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
         c.window = 5;
       },
       "index.top_k chooses what tokens see");
+  const auto refuse_compressed = [&](void (*change)(ModelConfig&), const char* message) {
+    SCOPED_TRACE(message);
+    ModelConfig c = testing::tiny_config();
+    c.attention = AttentionKind::kCompressed;
+    c.num_kv_heads = 0;
+    c.window = 4;
+    c.compressed = {.query_rank = 5, .rope_size = 2, .output_groups = 2, .output_rank = 3};
+    c.compressed.heavy_layers = {0};
+    EXPECT_NO_THROW(validate(c));
+    change(c);
+    EXPECT_THAT([&] { validate(c); }, ThrowsMessage<UserError>(HasSubstr(message)));
+  };
+  using M = ModelConfig;
+  refuse_compressed([](M& c) { c.attention = AttentionKind::kStandard; },
+                    "model.attention is not \"compressed\"");
+  refuse_compressed([](M& c) { c.num_kv_heads = 2; }, "model.num_kv_heads above 1 does not go");
+  refuse_compressed([](M& c) { c.qk_norm = QkNorm::kHead; }, "model.qk_norm does not go");
+  refuse_compressed([](M& c) { c.qkv_bias = true; }, "model.qkv_bias does not go");
+  refuse_compressed([](M& c) { c.attention_gate = true; }, "model.attention_gate does not go");
+  refuse_compressed([](M& c) { c.window_layers = {0}; }, "model.window_layers does not go");
+  refuse_compressed([](M& c) { c.window = 0; }, "and model.window is 0");
+  refuse_compressed([](M& c) { c.compressed.rope_size = 90; }, "above the size of a head");
+  refuse_compressed([](M& c) { c.compressed.output_groups = 3; },
+                    "compressed.output_groups 3 does not divide");
+  refuse_compressed([](M& c) { c.compressed.sparse_layers = {1}; }, "but index.top_k is 0");
+  refuse_compressed(
+      [](M& c) {
+        c.compressed.sparse_layers = {0};
+        c.index.top_k = 4;
+      },
+      "both list layer 0");
+  refuse_compressed([](M& c) { c.index.top_k = 4; }, "and there are none; list some");
+  refuse_compressed([](M& c) { c.compressed.heavy_layers = {9}; },
+                    "compressed.heavy_layers lists layer 9");
+  refuse_compressed([](M& c) { c.conv_layers = {0}; }, "lists layer 0, which has no attention");
+  refuse_compressed([](M& c) { c.rope.fraction = 0.5; }, "set compressed.rope_size");
+  refuse_compressed(
+      [](M& c) {
+        c.compressed.heavy_layers = {};
+        c.compressed_rope.base = 7;
+      },
+      "[compressed_rope] is of layers with compressed tokens");
   expect_refused([](ModelConfig& c) { c.norm_after_rotation = true; },
                  "model.norm_after_rotation says when queries and keys are normed");
   expect_refused([](ModelConfig& c) { c.moe.balance_group_size = 3; },

@@ -8,7 +8,8 @@ namespace tessera {
 void add_index_options(ConfigSchema& schema, IndexConfig& index) {
   schema.add("index.top_k", &index.top_k,
              "Keys that a token of latent attention sees at most, chosen by an indexer as "
-             "DeepSeek-V3.2 has it, whose weights are loaded and not trained; 0: it sees all",
+             "DeepSeek-V3.2 has it, or compressed ones in the layers of compressed.sparse_layers; "
+             "its weights are loaded and not trained; 0: it sees all",
              between(0, kMaxLength));
   schema.add("index.num_heads", &index.num_heads, "Query heads of the indexer",
              between(1, kMaxHeads));
@@ -18,6 +19,26 @@ void add_index_options(ConfigSchema& schema, IndexConfig& index) {
              "Rotary pairs of the indexer's heads are neighbours, as GLM-5 has them");
 }
 
+namespace {
+
+/// An indexer of compressed tokens.
+void validate_entry_index(const ModelConfig& config) {
+  const IndexConfig& index = config.index;
+  require(!config.compressed.sparse_layers.empty(),
+          "index.top_k is {}, but the indexer chooses in the layers of compressed.sparse_layers, "
+          "and there are none; list some, or leave [index] out",
+          index.top_k);
+  require(index.head_size >= config.compressed.rope_size,
+          "index.head_size {} is below compressed.rope_size {}, the elements of it that are "
+          "rotated; set it to {} or more",
+          index.head_size, config.compressed.rope_size, config.compressed.rope_size);
+  require(!index.interleaved,
+          "index.interleaved is of latent attention; with model.attention = \"compressed\" an "
+          "indexer's heads are rotated as compressed_rope.interleaved says");
+}
+
+}  // namespace
+
 void validate_index(const ModelConfig& config) {
   const IndexConfig& index = config.index;
   if (!index.is_on()) {
@@ -26,6 +47,7 @@ void validate_index(const ModelConfig& config) {
             "such as 2048, or leave [index] out");
     return;
   }
+  if (config.is_compressed()) return validate_entry_index(config);
   require(config.is_latent() && config.latent.query_rank > 0,
           "index.top_k is {}, but the indexer reads the query latent, and there is none; set "
           "model.attention = \"latent\" and latent.query_rank, or leave [index] out",

@@ -37,7 +37,7 @@ class MatrixList {
   }
 
   std::vector<AdaptableMatrix> list() {
-    if (num_attention_ > 0) config_.is_latent() ? add_latent_attention() : add_attention();
+    if (num_attention_ > 0) add_any_attention();
     if (num_delta_ > 0) add_delta();
     if (num_conv_ > 0) add_conv();
     if (num_dense_ > 0) add_mlp("mlp", config_.dense_inner_size(), num_dense_);
@@ -48,6 +48,11 @@ class MatrixList {
  private:
   void add(std::string name, int64_t in, int64_t out, int64_t num_layers) {
     matrices_.push_back({std::move(name), Saturating(in) + out, num_layers});
+  }
+
+  void add_any_attention() {
+    if (config_.is_latent()) return add_latent_attention();
+    config_.is_compressed() ? add_compressed_attention() : add_attention();
   }
 
   void add_attention() {
@@ -74,6 +79,16 @@ class MatrixList {
     add("attn.kv_down", hidden, latent.kv_rank, num_attention_);
     add("attn.k_rope", hidden, latent.rope_size, num_attention_);
     add("attn.o", config_.num_heads * config_.value_dim(), hidden, num_attention_);
+  }
+
+  /// Without what compresses tokens, and the block-diagonal projection of groups of heads.
+  void add_compressed_attention() {
+    const int64_t hidden = config_.hidden_size;
+    const CompressedConfig& compressed = config_.compressed;
+    add("attn.q_down", hidden, compressed.query_rank, num_attention_);
+    add("attn.q_up", compressed.query_rank, config_.num_heads * config_.head_dim(), num_attention_);
+    add("attn.kv", hidden, config_.head_dim(), num_attention_);
+    add("attn.o_up", compressed.output_groups * compressed.output_rank, hidden, num_attention_);
   }
 
   void add_delta() {

@@ -19,6 +19,36 @@ Saturating count_index(const ModelConfig& config) {
          Saturating(config.hidden_size) * (index.head_size + index.num_heads) + 2 * index.head_size;
 }
 
+/// The same of a layer whose indexer chooses among compressed tokens.
+Saturating count_entry_index(const ModelConfig& config) {
+  const IndexConfig& index = config.index;
+  const Saturating queries = Saturating(config.compressed.query_rank) * index.num_heads;
+  const Saturating compressor =
+      (2 * Saturating(config.hidden_size) + config.compressed.sparse_rate) * 2 * index.head_size;
+  return queries * index.head_size + Saturating(config.hidden_size) * index.num_heads + compressor +
+         index.head_size;
+}
+
+/// What compresses tokens, and chooses among those.
+Saturating count_compression(const ModelConfig& config, Compression compression) {
+  if (compression == Compression::kNone) return 0;
+  const bool sparse = compression == Compression::kSparse;
+  const Saturating width = Saturating(sparse ? 2 : 1) * config.head_dim();
+  return (2 * Saturating(config.hidden_size) + config.compressed.rate(compression)) * width +
+         config.head_dim() + (sparse ? count_entry_index(config) : Saturating(0));
+}
+
+/// Weights of one layer's compressed attention.
+Saturating count_compressed(const ModelConfig& config, Compression compression) {
+  const Saturating h = config.hidden_size;
+  const CompressedConfig& own = config.compressed;
+  const Saturating heads = Saturating(config.num_heads) * config.head_dim();
+  const Saturating outputs = Saturating(own.output_groups) * own.output_rank;
+  return own.query_rank * (h + 1 + heads) + (h + 1) * config.head_dim() + heads * own.output_rank +
+         outputs * h + (config.attention_sinks ? Saturating(config.num_heads) : Saturating(0)) +
+         count_compression(config, compression);
+}
+
 /// Weights of one layer's attention.
 Saturating count_attention(const ModelConfig& config) {
   const Saturating h = config.hidden_size;
@@ -85,7 +115,9 @@ Saturating count_conv(const ModelConfig& config) {
 Saturating count_mixer(const ModelConfig& config, LayerKind kind) {
   if (kind.delta) return count_delta(config);
   if (kind.mamba) return count_mamba(config);
-  return kind.conv ? count_conv(config) : count_attention(config.of_layer(kind));
+  if (kind.conv) return count_conv(config);
+  const ModelConfig own = config.of_layer(kind);
+  return own.is_compressed() ? count_compressed(own, kind.compression) : count_attention(own);
 }
 
 /// Inner sizes of all experts of a layer together.
@@ -110,11 +142,22 @@ Saturating count_router(const ModelConfig& config) {
          (moe.separate_norms ? 3 * h : Saturating(0));
 }
 
+/// Weights of what residual streams are weighed by, so many logits a stream: by a part of a layer
+/// before and behind it, or by the head alone.
+Saturating count_streams(const ModelConfig& config, int64_t for_each) {
+  if (!config.has_streams()) return 0;
+  const Saturating logits = Saturating(for_each) * config.residual_streams;
+  return logits * (Saturating(config.state_width()) + 1) + (for_each == 1 ? 1 : 3);
+}
+
 /// Numbers and weights of all layers that nothing trains.
 int64_t count_fixed(const ModelConfig& config) {
   Saturating count = config.layer_scalars ? config.all_layers() : 0;
   for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
-    if (config.is_attention_layer(layer)) count += count_index(config);
+    if (config.is_hash_layer(layer)) count += Saturating(config.vocab_size) * config.moe.top_k;
+    if (!config.is_attention_layer(layer)) continue;
+    if (!config.is_compressed()) count += count_index(config);
+    if (config.compression(layer) == Compression::kSparse) count += count_entry_index(config);
   }
   return count.value();
 }
@@ -143,7 +186,8 @@ ParameterCount count_parameters(const ModelConfig& config) {
 
   const Saturating norms = (config.post_norms ? 2 : 1) * h;  // of a part of a layer
 
-  Saturating total = tables + h;
+  const Saturating of_streams = count_streams(config, config.residual_streams + 2);
+  Saturating total = tables + h + count_streams(config, 1);
   Saturating active = total;
   for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     const bool moe = config.is_moe_layer(layer);
@@ -151,11 +195,13 @@ ParameterCount count_parameters(const ModelConfig& config) {
     const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
     Saturating for_all_tokens = joining + (config.layer_scalars ? 1 : 0);
     if (config.has_mixer(layer))
-      for_all_tokens += norms + count_mixer(config, config.layer_kind(layer));
+      for_all_tokens += of_streams + norms + count_mixer(config, config.layer_kind(layer));
+    const Saturating table =
+        config.is_hash_layer(layer) ? Saturating(config.vocab_size) * config.moe.top_k : 0;
     if (config.has_mlp(layer))
-      for_all_tokens += norms + (moe ? projections + shared + router : dense);
-    total += for_all_tokens + (moe ? all_experts : Saturating(0));
-    active += for_all_tokens + (moe ? active_experts : Saturating(0));
+      for_all_tokens += of_streams + norms + (moe ? projections + shared + router : dense);
+    total += for_all_tokens + table + (moe ? all_experts : Saturating(0));
+    active += for_all_tokens + table + (moe ? active_experts : Saturating(0));
   }
   const AdapterCount adapters = count_adapters(config);
   total += adapters.total;

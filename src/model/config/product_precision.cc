@@ -25,6 +25,8 @@ std::optional<OperandRounding> ProductPrecision::rounding(std::vector<std::strin
   if (recipe == nullptr) return std::nullopt;
   // The indexer's weights are kept as they were loaded, and read so.
   names.emplace_back("index");
+  // What is compressed stands for many tokens: its two matrices are small, and DeepSeek-V4's BF16.
+  names.emplace_back("compress");
   return OperandRounding{.recipe = recipe,
                          .plain = std::move(names),
                          .plain_weight_gradients = plain_weight_gradients,

@@ -16,6 +16,13 @@ void validate_section(const ModelConfig& config, std::string_view section) {
           section, rope.fraction);
   require(!rope.proportional || !config.is_latent(),
           "{}.proportional does not go with model.attention = \"latent\"; leave it out", section);
+  require(!config.is_compressed() || rope.fraction == 1.0 || rope.fraction == 0.0,
+          "{}.fraction {} does not go with model.attention = \"compressed\", which rotates "
+          "compressed.rope_size elements of a head, or with 0 none; set compressed.rope_size",
+          section, rope.fraction);
+  require(!rope.proportional || !config.is_compressed(),
+          "{}.proportional does not go with model.attention = \"compressed\"; leave it out",
+          section);
   require(!rope.proportional || rope.scaling == RopeScaling::kNone ||
               rope.scaling == RopeScaling::kLinear,
           "{0}.proportional turns pairs of whole heads, which {0}.scaling stretches by \"linear\" "
@@ -97,6 +104,13 @@ void validate_rope(const ModelConfig& config) {
     validate_section(windows, "window_rope");
   } else if (config.window_head_size > 0) {
     validate_section(windows, "rope");
+  }
+  if (config.compressed.has_entries()) {
+    validate_section(config.of_layer({.compression = Compression::kHeavy}), "compressed_rope");
+  } else {
+    require(config.compressed_rope == RopeConfig{},
+            "[compressed_rope] is of layers with compressed tokens, and there are none; list some "
+            "in compressed.sparse_layers or compressed.heavy_layers, or leave it out");
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Binds the keys of [rope], or of [window_rope].
+/// Binds the keys of [rope], [window_rope] or [compressed_rope].
 void add_rope_options(ConfigSchema& schema, RopeConfig& rope, std::string_view section);
 
 /// Refuses rotations that cannot be.

@@ -69,8 +69,10 @@ void validate_expert_choice(const MoeConfig& moe) {
 
 void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add_enum("moe.score", &moe.score,
-                  {{"softmax", ScoreFunction::kSoftmax}, {"sigmoid", ScoreFunction::kSigmoid}},
-                  "Router scores");
+                  {{"softmax", ScoreFunction::kSoftmax},
+                   {"sigmoid", ScoreFunction::kSigmoid},
+                   {"sqrtsoftplus", ScoreFunction::kSqrtSoftplus}},
+                  "Router scores; sqrtsoftplus: the root of ln(1 + e^logit), as in DeepSeek-V4");
   schema.add_enum(
       "moe.score_order", &moe.score_order,
       {{"before_top_k", ScoreOrder::kBeforeTopK}, {"after_top_k", ScoreOrder::kAfterTopK}},
@@ -93,6 +95,11 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
                   "How experts are chosen: the best of each token; in training after Sinkhorn's "
                   "iteration over the micro-batch has evened loads out; or each expert takes its "
                   "best tokens of the micro-batch, which cannot generate");
+  schema.add("moe.hash_layers", &moe.hash_layers,
+             "MoE layers, counted from 0, whose experts a fixed table of token ids gives, as the "
+             "first of DeepSeek-V4; it is drawn from the seed, each expert as often, or loaded. "
+             "They are not balanced",
+             between(0, kMaxLayers - 1));
   schema.add("moe.top_p", &moe.top_p,
              "A token takes the fewest of its top_k experts whose scores reach this share of all; "
              "1: all top_k",
@@ -147,6 +154,28 @@ void validate_router(const MoeConfig& moe) {
   validate_choice(moe);
   validate_routing(moe);
   validate_expert_choice(moe);
+}
+
+void validate_hash_layers(const ModelConfig& config) {
+  const MoeConfig& moe = config.moe;
+  for (const int64_t layer : moe.hash_layers) {
+    require(layer < config.num_layers,
+            "moe.hash_layers lists layer {}; the last of the {} layers is {}", layer,
+            config.num_layers, config.num_layers - 1);
+    require(config.is_moe_layer(layer), "moe.hash_layers lists layer {}, which has no experts",
+            layer);
+  }
+  if (moe.hash_layers.empty()) return;
+  const auto refuse = [](bool is_set, std::string_view key, std::string_view why) {
+    require(!is_set, "moe.hash_layers with {}: {}; leave one of them out", key, why);
+  };
+  refuse(moe.experts_choose(), "moe.routing = \"expert_choice\"",
+         "the tables give tokens experts, and there experts choose");
+  refuse(moe.zero_experts > 0, "moe.zero_experts", "the tables name experts that compute alone");
+  refuse(moe.top_p < 1, "moe.top_p", "the tables give every token moe.top_k experts");
+  refuse(moe.num_groups > 1, "moe.num_groups", "the tables know no groups of experts");
+  refuse(config.mtp_layers > 0 && config.is_hash_layer(config.num_layers - 1), "model.mtp_layers",
+         "layers of multi-token prediction are of the kind of the last layer, which is listed");
 }
 
 }  // namespace tessera

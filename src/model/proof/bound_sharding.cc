@@ -102,6 +102,7 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kLogits:
     case Port::kSegments:
     case Port::kReplayedExperts:
+    case Port::kOwnTokens:
     case Port::kTokenNumbers:
     case Port::kChosenExperts:
       return axes.own_tokens();
@@ -143,6 +144,8 @@ Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& group
     case Port::kValueConvState:
     case Port::kDeltaStates:
     case Port::kScanStates:
+    case Port::kCompressState:
+    case Port::kIndexState:
     case Port::kChosenRows:
     case Port::kTokenRules:
     case Port::kChosenToken:

@@ -207,7 +207,7 @@ void ChunkRun::sum_balance() {
   memory_.statistics.read();
   if (chunk_.embedding) memory_.balance.clear();
   for (const BoundLayer& layer : bound_.layers) {
-    if (layer.experts == nullptr) continue;
+    if (layer.experts == nullptr || !layer.experts->is_balanced) continue;
     const LayerStatistics statistics = memory_.statistics.current_layer(layer.moe_idx);
     memory_.balance.add_layer(statistics.counts.span<float>(),
                               statistics.score_means.span<float>());
@@ -272,12 +272,15 @@ MicroBatchResult ChunkRun::collect() {
       result.mtp_loss += memory_.statistics.taken_loss(depth);
   }
   const auto num_moe = static_cast<double>(std::max<int64_t>(programs_.config.num_moe_layers(), 1));
+  const auto num_balanced =
+      static_cast<double>(std::max<int64_t>(programs_.config.num_balanced_layers(), 1));
   const auto ranks = static_cast<double>(programs_.part.groups.token_ranks());
   const MoeConfig& moe = programs_.config.moe;
   for (BoundLayer& layer : bound_.layers) {
     if (layer.experts == nullptr) continue;
     const LayerStatistics statistics = memory_.statistics.taken_layer(layer.moe_idx);
-    result.balance_loss += *statistics.balance_loss.as<float>() / num_moe;
+    if (layer.experts->is_balanced)
+      result.balance_loss += *statistics.balance_loss.as<float>() / num_balanced;
     result.z_loss += *statistics.z_loss.as<float>() / num_moe / ranks;
     // Where experts choose, what they left is no loss.
     if (!moe.experts_choose()) result.dropped += *statistics.dropped.as<int64_t>();

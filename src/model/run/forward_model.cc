@@ -192,7 +192,7 @@ struct ForwardModel::Impl : ForwardPrograms {
       return OwnedTensor(dtype, own, what, device());
     };
     for (OwnedTensor& stream : streams)
-      stream = make(shape.dtype, {shape.num_tokens, config.hidden_size}, "hidden states");
+      stream = make(shape.dtype, {shape.num_tokens, config.state_width()}, "hidden states");
     loss = make(DType::kF32, {1}, "the loss");
     allocate_result(goal);
     const Shape experts = {std::max<int64_t>(config.moe.router_outputs(), 1)};
@@ -270,6 +270,7 @@ struct ForwardModel::Impl : ForwardPrograms {
   PortTensors shared_ports() const {
     PortTensors ports;
     ports.set(Port::kTokens, tokens);
+    ports.set(Port::kOwnTokens, tokens);
     ports.set(Port::kLabels, labels);
     ports.set(Port::kPositions, positions);
     ports.set(Port::kCuSeqlens, cu_seqlens);

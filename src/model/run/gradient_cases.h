@@ -150,6 +150,72 @@ inline std::vector<Case> gradient_cases() {
                   c.moe.score = ScoreFunction::kSigmoid;
                   c.moe.balance_scope = BalanceTokens::kModel;
                 }),
+      make_case("root_of_softplus",
+                [](ModelConfig& c) {
+                  c.activation = Activation::kSwiGLUClamped;
+                  c.moe.score = ScoreFunction::kSqrtSoftplus;
+                  c.moe.score_scale = 1.5;
+                  c.moe.balance_scope = BalanceTokens::kSequence;
+                  c.moe.z_loss_coefficient = 0.01;
+                  c.moe.expert_bias = true;
+                }),
+      make_case("hash_layers",
+                [](ModelConfig& c) {
+                  c.moe.hash_layers = {0};
+                  c.moe.score = ScoreFunction::kSqrtSoftplus;
+                  c.moe.score_scale = 1.5;
+                  c.moe.z_loss_coefficient = 0.01;
+                  c.moe.bias_update_speed = 0.1;
+                }),
+      make_case("hash_layers_balanced_as_a_model",
+                [](ModelConfig& c) {
+                  c.moe.hash_layers = {1};
+                  c.moe.shared_inner_size = 12;
+                  c.moe.score_order = ScoreOrder::kAfterTopK;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("hash_layers_alone",
+                [](ModelConfig& c) {
+                  c.moe.hash_layers = {0, 1};
+                  c.moe.balance_scope = BalanceTokens::kGlobalBatch;
+                  c.moe.capacity_factor = 0.75;
+                }),
+      make_case("residual_streams",
+                [](ModelConfig& c) {
+                  c.residual_streams = 4;
+                  c.residual_sinkhorn_iterations = 5;
+                }),
+      make_case("residual_streams_of_multiplied_parts",
+                [](ModelConfig& c) {
+                  c.residual_streams = 2;
+                  c.residual_sinkhorn_iterations = 1;
+                  c.residual_eps = 0.1;
+                  c.residual_multiplier = 0.5;
+                  c.embedding_multiplier = 3;
+                  c.post_norms = c.layer_scalars = true;
+                  c.moe.shared_inner_size = 12;
+                  c.moe.separate_norms = c.moe.router_norm = true;
+                }),
+      make_case("residual_streams_of_single_parts",
+                [](ModelConfig& c) {
+                  c.residual_streams = 3;
+                  c.layers_without_mixer = {1};
+                  c.layers_without_mlp = {0};
+                  c.tie_embeddings = true;
+                }),
+      make_case("deepseek_v4",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.compressed.sparse_layers = {1};
+                  c.compressed.heavy_layers = {0};
+                  c.index = {.top_k = 3, .num_heads = 2, .head_size = 6};
+                  c.activation = Activation::kSwiGLUClamped;
+                  c.residual_streams = 2;
+                  c.moe.hash_layers = {0};
+                  c.moe.score = ScoreFunction::kSqrtSoftplus;
+                  c.moe.shared_inner_size = 12;
+                  c.moe.expert_bias = true;
+                }),
       make_case("biases",
                 [](ModelConfig& c) {
                   c.qkv_bias = c.output_bias = c.mlp_bias = true;

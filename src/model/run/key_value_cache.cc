@@ -5,12 +5,27 @@
 namespace tessera {
 namespace {
 
+/// Those of compressed attention, whose keys are the values.
+std::vector<Port> compressed_ports(const PortContext& context) {
+  const LayerKind kind = context.kind;
+  if (kind.compression == Compression::kNone) return {Port::kKeyCache};
+  if (!chooses_entries(context.config, kind, context.shape, context.cache))
+    return {Port::kKeyCache, Port::kCompressState};
+  return {Port::kKeyCache, Port::kCompressState, Port::kIndexCache, Port::kIndexState};
+}
+
+/// Whether each sequence has one in a slot, where several are written at once.
+bool is_in_slots(Port port, LayerKind kind) {
+  return kind.keeps_state() || port == Port::kCompressState || port == Port::kIndexState;
+}
+
 /// The ports of what a layer keeps of tokens.
 std::vector<Port> cache_ports(const PortContext& context) {
   const LayerKind kind = context.kind;
   if (kind.no_mixer) return {};
   if (kind.attends() && chooses_keys(context.config, context.shape, context.cache))
     return {Port::kKeyCache, Port::kValueCache, Port::kIndexCache};
+  if (kind.attends() && context.config.is_compressed()) return compressed_ports(context);
   if (kind.attends()) return {Port::kKeyCache, Port::kValueCache};
   if (kind.conv) return {Port::kValueConvState};
   return {Port::kQueryConvState, Port::kKeyConvState, Port::kValueConvState,
@@ -34,9 +49,10 @@ int64_t cache_bytes(const ModelConfig& config, DType dtype, const CacheShape& ca
   Saturating bytes = 0;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     context.kind = config.layer_kind(layer);
-    const bool in_slots = context.kind.keeps_state() && cache.is_paged();
-    for (const Port port : cache_ports(context))
+    for (const Port port : cache_ports(context)) {
+      const bool in_slots = cache.is_paged() && is_in_slots(port, context.kind);
       bytes += bytes_of(port_type(port, context)) * (in_slots ? cache.num_slots : 1);
+    }
   }
   return bytes.value();
 }

@@ -24,6 +24,22 @@ Case make_case(std::string name, Change change) {
   return result;
 }
 
+/// Compressed attention to a window alone.
+inline void make_compressed(ModelConfig& config) {
+  config.attention = AttentionKind::kCompressed;
+  config.num_kv_heads = 0;
+  config.head_size = 6;
+  config.window = 2;
+  config.attention_sinks = true;
+  config.rope.interleaved = true;
+  config.compressed = {.query_rank = 7,
+                       .rope_size = 4,
+                       .output_groups = 2,
+                       .output_rank = 5,
+                       .sparse_rate = 2,
+                       .heavy_rate = 3};
+}
+
 /// Of gradient_cases (gradient_cases.h) those of attention and of other mixers.
 inline std::vector<Case> mixer_gradient_cases() {
   return {
@@ -84,6 +100,44 @@ inline std::vector<Case> mixer_gradient_cases() {
                 .query_rank = 5, .kv_rank = 6, .nope_size = 3, .rope_size = 2, .value_size = 5};
             c.index = {.top_k = 6, .num_heads = 2, .head_size = 4};
           }),
+      make_case("compressed_attention_without_compressed_tokens",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.moe.num_experts = 0;
+                }),
+      make_case("compressed_attention_to_all",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.window = 0;
+                  c.attention_sinks = false;
+                  c.moe.num_experts = 0;
+                  c.rope.fraction = 0;
+                }),
+      make_case("heavily_compressed_tokens",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.compressed.heavy_layers = {0, 1};
+                  c.compressed_rope = {.base = 50, .interleaved = true};
+                  c.moe.num_experts = 0;
+                }),
+      make_case("chosen_compressed_tokens",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.compressed.sparse_layers = {1};
+                  c.index = {.top_k = 1, .num_heads = 9, .head_size = 6};
+                  c.moe.num_experts = 0;
+                }),
+      make_case("all_compressed_tokens_of_predicted_tokens",
+                [](ModelConfig& c) {
+                  make_compressed(c);
+                  c.compressed.sparse_layers = {1};
+                  c.compressed.heavy_layers = {0};
+                  c.compressed_rope.fraction = 0;
+                  c.index = {.top_k = 3, .num_heads = 2, .head_size = 6};
+                  c.attention_sinks = false;
+                  c.mtp_layers = 1;
+                  c.moe.top_k = c.moe.num_experts;  // no step flips a choice
+                }),
       make_case("head_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kHead; }),
       make_case("all_heads_norm",
                 [](ModelConfig& c) {

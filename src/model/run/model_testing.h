@@ -89,8 +89,9 @@ struct ModelRig {
   double run(TestBatch& batch, const LossScales& scales) {
     const MicroBatchResult result = model.run(batch.view(), scales);
     const auto layers = static_cast<double>(config.num_moe_layers());
+    const auto of_layers = static_cast<double>(config.num_balanced_layers());
     const double balanced =
-        config.moe.balance_scope == BalanceTokens::kModel ? std::min(layers, 1.0) : layers;
+        config.moe.balance_scope == BalanceTokens::kModel ? std::min(of_layers, 1.0) : of_layers;
     return result.loss + result.mtp_loss + balanced * scales.balance * result.balance_loss +
            layers * scales.z_loss * result.z_loss;
   }

@@ -15,8 +15,9 @@ DifferentiateRequest layer_gradients(const ModelProgram& layout, bool balances_w
   DifferentiateRequest request{
       {layout.at(Port::kHiddenOut)}, {layout.at(Port::kHidden)}, frozen_weights(layout)};
   if (layout.has(Port::kZLoss)) {
+    const Port balance = balances_whole ? Port::kScoreMeans : Port::kBalanceLoss;
     request.outputs.push_back(layout.at(Port::kZLoss));
-    request.outputs.push_back(layout.at(balances_whole ? Port::kScoreMeans : Port::kBalanceLoss));
+    if (layout.has(balance)) request.outputs.push_back(layout.at(balance));
   }
   if (layout.has(Port::kEmbedded)) {
     request.inputs.push_back(layout.at(Port::kEmbedded));

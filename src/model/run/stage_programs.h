@@ -94,7 +94,7 @@ struct StagePrograms {
   double model_flops() const;
   /// What the compiler's passes did to each of the training programs.
   std::vector<CompileReport> compile_reports() const;
-  Shape hidden_shape() const { return {own_tokens(shape, part.groups), config.hidden_size}; }
+  Shape hidden_shape() const { return {own_tokens(shape, part.groups), config.state_width()}; }
   int64_t hidden_bytes() const {
     return align_up(hidden_shape().num_elements() * dtype_size(shape.dtype));
   }

@@ -8,8 +8,11 @@
 namespace tessera {
 
 std::vector<ExpertState> make_expert_states(const ModelConfig& config, Device& device) {
-  std::vector<ExpertState> experts(config.num_moe_layers());
-  for (ExpertState& state : experts) {
+  std::vector<ExpertState> experts;
+  for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
+    if (!config.is_moe_layer(layer)) continue;
+    ExpertState& state = experts.emplace_back();
+    state.is_balanced = !config.is_hash_layer(layer);
     const auto make = [&](std::string_view what) {
       return OwnedTensor(DType::kF32, {config.moe.router_outputs()}, what, device,
                          MemoryKind::kShared);
@@ -27,14 +30,16 @@ std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
   size_t next = 0;
   for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     if (!config.is_moe_layer(layer)) continue;
-    tensors.push_back(
-        {layer_parameter_name(config, layer, "moe.expert_bias"), experts[next++].bias});
+    const ExpertState& state = experts[next++];
+    if (!state.is_balanced) continue;
+    tensors.push_back({layer_parameter_name(config, layer, "moe.expert_bias"), state.bias});
   }
   return tensors;
 }
 
 void update_expert_biases(std::vector<ExpertState>& experts, double speed, int64_t zero_experts) {
   for (ExpertState& state : experts) {
+    if (!state.is_balanced) continue;
     const auto counts = state.step_counts.get().span<float>();
     const auto bias = state.bias.get().span<float>();
     const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) /

@@ -10,6 +10,7 @@ namespace tessera {
 
 /// What one MoE layer keeps from step to step and within one, where the host reaches it.
 struct ExpertState {
+  bool is_balanced = true;  ///< a bias may even its loads out: no table of token ids chooses
   OwnedTensor bias;         ///< F32 [E], added to the scores for the choice; saved with the model
   OwnedTensor step_counts;  ///< F32 [E], assignments of this step so far
   /// F32 [E], assignments of all ranks in this step's micro-batches of which a forward pass ran.

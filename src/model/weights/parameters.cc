@@ -11,6 +11,7 @@
 #include "core/host_tensor.h"
 #include "core/random.h"
 #include "model/build/layer_program.h"
+#include "model/weights/hash_table.h"
 
 namespace tessera {
 namespace {
@@ -25,7 +26,8 @@ bool projects_into_residual(const ModelConfig& config, std::string_view name) {
   if (config.moe.latent_size > 0 && ends_with(name, "moe.experts.down.weight")) return false;
   return ends_with(name, "attn.o.weight") || ends_with(name, "delta.o.weight") ||
          ends_with(name, "mamba.o.weight") || ends_with(name, "conv.o.weight") ||
-         ends_with(name, ".down.weight") || ends_with(name, "moe.latent_up.weight");
+         ends_with(name, "attn.o_up.weight") || ends_with(name, ".down.weight") ||
+         ends_with(name, "moe.latent_up.weight");
 }
 
 /// B starts at zero, and A with the variance of PEFT's: that of nn.Linear's uniform numbers, which
@@ -48,16 +50,25 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
     const bool of_decays = ends_with(spec.name, "delta.decay_bias");
     const bool is_one =
         ends_with(spec.name, "norm.weight") || ends_with(spec.name, "layer_scalar") ||
-        ends_with(spec.name, "moe.expert_scale") || (of_decays && !config.delta.is_kimi()) ||
-        ends_with(spec.name, "mamba.skip");
+        ends_with(spec.name, "_streams.scale") || ends_with(spec.name, "moe.expert_scale") ||
+        (of_decays && !config.delta.is_kimi()) || ends_with(spec.name, "mamba.skip");
     spec.init_constant = is_one ? 1.0F : 0.0F;
     spec.init_decays = ends_with(spec.name, ".log_decay");
     spec.init_steps =
         ends_with(spec.name, "mamba.step_bias") || (of_decays && config.delta.is_kimi());
     return spec;
   }
+  if (ends_with(spec.name, kHashTable)) {
+    spec.init_experts = config.moe.num_experts;
+    return spec;
+  }
   if (is_adapter_parameter(spec.name)) {
     spec.init_deviation = adapter_deviation(config, spec);
+    return spec;
+  }
+  // Compressed tokens begin as what their gates alone say (DeepSeek-V4).
+  if (ends_with(spec.name, ".position_bias")) {
+    spec.init_constant = 0.0F;
     return spec;
   }
   spec.init_deviation = config.init_deviation;
@@ -147,6 +158,15 @@ void fill_steps(const Slice& part, const Tensor& weight) {
       const double step = 0.001 * std::pow(100.0, turns - std::floor(turns));
       weight.as<float>()[local + i] = static_cast<float>(std::log(std::expm1(step)));
     }
+  });
+}
+
+void fill_hash_table(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
+                     uint64_t seed) {
+  const HashTableSpec of{part.global[0], part.global[1], spec.init_experts};
+  const auto table = draw_hash_table(of, seed, hash_text(spec.name.data(), spec.name.size()));
+  for_each_run(part, [&](int64_t first, int64_t local, int64_t count) {
+    std::copy_n(table.begin() + first, count, weight.as<float>() + local);
   });
 }
 
@@ -362,6 +382,8 @@ void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tenso
     fill_decays(part, host.get());
   } else if (spec.init_steps) {
     fill_steps(part, host.get());
+  } else if (spec.init_experts > 0) {
+    fill_hash_table(spec, part, host.get(), seed);
   } else if (spec.init_deviation == 0) {
     fill_constant(host.get(), spec.init_constant);
   } else {

@@ -30,6 +30,7 @@ struct ParameterSpec {
   float init_constant = 0;
   bool init_decays = false;  ///< logarithms of decays, spread evenly over (0, 16), instead
   bool init_steps = false;   ///< biases of steps as Mamba-2 has them, instead
+  int64_t init_experts = 0;  ///< a table of the experts of ids, of so many (HashTableSpec), instead
 
   Format format() const { return {dtype, scale}; }
   bool is_fp8() const { return scale.is_scaled(); }

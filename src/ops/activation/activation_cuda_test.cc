@@ -6,9 +6,9 @@
 namespace tessera {
 namespace {
 
-constexpr Activation kKinds[] = {Activation::kSwiGLU,    Activation::kGeGLU, Activation::kGeGLUTanh,
-                                 Activation::kSwiGLUOai, Activation::kGelu,  Activation::kGeluTanh,
-                                 Activation::kRelu2};
+constexpr Activation kKinds[] = {
+    Activation::kSwiGLU,        Activation::kGeGLU, Activation::kGeGLUTanh, Activation::kSwiGLUOai,
+    Activation::kSwiGLUClamped, Activation::kGelu,  Activation::kGeluTanh,  Activation::kRelu2};
 
 class ActivationCuda : public testing::GpuTest {
  protected:

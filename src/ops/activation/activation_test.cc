@@ -13,8 +13,8 @@ namespace tessera::testing {
 namespace {
 
 constexpr Activation kAllKinds[] = {
-    Activation::kSwiGLU,   Activation::kGeGLU,     Activation::kGeGLUTanh, Activation::kGelu,
-    Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kRelu2};
+    Activation::kSwiGLU,   Activation::kGeGLU,     Activation::kGeGLUTanh,     Activation::kGelu,
+    Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kSwiGLUClamped, Activation::kRelu2};
 
 KernelTable kernels() {
   KernelTable table;
@@ -36,6 +36,8 @@ double function_of(Activation kind, double x) {
       const double clamped = std::min(x, 7.0);
       return clamped / (1.0 + std::exp(-1.702 * clamped));
     }
+    case Activation::kSwiGLUClamped:
+      return std::min(x, 10.0) / (1.0 + std::exp(-std::min(x, 10.0)));
     case Activation::kRelu2:
       return std::pow(std::max(x, 0.0), 2);
   }
@@ -44,20 +46,28 @@ double function_of(Activation kind, double x) {
 
 /// The other factor of a gated activation.
 double other_of(Activation kind, double up) {
+  if (kind == Activation::kSwiGLUClamped) return std::clamp(up, -10.0, 10.0);
   return kind == Activation::kSwiGLUOai ? std::clamp(up, -7.0, 7.0) + 1.0 : up;
 }
 
+/// Where a gated activation's inputs are clamped.
+double limit_of(Activation kind) {
+  if (kind == Activation::kSwiGLUClamped) return 10.0;
+  return kind == Activation::kSwiGLUOai ? 7.0 : std::numeric_limits<double>::infinity();
+}
+
 double other_derivative_of(Activation kind, double up) {
-  return kind == Activation::kSwiGLUOai && std::abs(up) > 7.0 ? 0.0 : 1.0;
+  return std::abs(up) > limit_of(kind) ? 0.0 : 1.0;
 }
 
 /// By a central difference in double, whose error is about 1e-10; up to a clamp's border by the
 /// function that goes on behind it.
 double derivative_of(Activation kind, double x) {
   constexpr double kStep = 1e-5;
-  if (kind == Activation::kSwiGLUOai) {
-    const auto unclamped = [](double at) { return at / (1.0 + std::exp(-1.702 * at)); };
-    return x > 7.0 ? 0.0 : (unclamped(x + kStep) - unclamped(x - kStep)) / (2.0 * kStep);
+  if (std::isfinite(limit_of(kind))) {
+    const double gain = kind == Activation::kSwiGLUOai ? 1.702 : 1.0;
+    const auto unclamped = [&](double at) { return at / (1.0 + std::exp(-gain * at)); };
+    return x > limit_of(kind) ? 0.0 : (unclamped(x + kStep) - unclamped(x - kStep)) / (2.0 * kStep);
   }
   return (function_of(kind, x + kStep) - function_of(kind, x - kStep)) / (2.0 * kStep);
 }

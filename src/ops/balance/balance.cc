@@ -24,8 +24,7 @@ BalanceStatistics::BalanceStatistics(const BalanceStatisticsSpec& spec) : spec_(
 }
 
 std::string BalanceStatistics::attributes() const {
-  return fmt::format("experts={} score={} segments={}", spec_.num_experts,
-                     spec_.score == ScoreFunction::kSoftmax ? "softmax" : "sigmoid",
+  return fmt::format("experts={} score={} segments={}", spec_.num_experts, score_name(spec_.score),
                      spec_.num_segments);
 }
 

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) add_tokens(const BalanceSums p) {
     if (its_segment != segment) continue;
     float shares[kPer];
     scores.load_logits(p.logits_TE + token * p.num_experts, shares);
-    scores.shares(p.sigmoid, shares, shares);
+    scores.shares(p.score, shares, shares);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) mine[i] += static_cast<double>(shares[i]);
     for (int k = scores.lane; k < p.top_k; k += kLanes) {
@@ -90,12 +90,13 @@ __global__ void __launch_bounds__(kThreads) backward_tokens(const BalanceSumsBac
   float logits[kPer], shares[kPer], weights[kPer];
   scores.load_logits(p.logits_TE + token * p.num_experts, logits);
   scores.load(p.grad_sums_GE + static_cast<int64_t>(p.segments_T[token]) * p.num_experts, weights);
-  const float sum = scores.shares(p.sigmoid, logits, shares);
+  const float sum = scores.shares(p.score, logits, shares);
   const float mean = scores.dot(shares, weights);
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    // Sigmoid: the score is s = q · sum, and ds/dlogit = s · (1 - s).
-    const float slope = p.sigmoid ? 1.0F - shares[i] * sum : 1.0F;
+    // Scores of one logit each are s = q · sum.
+    const float slope =
+        p.score == ScoreFunction::kSoftmax ? 1.0F : relative_slope(p.score, shares[i] * sum);
     if (scores.has(i))
       p.grad_logits_TE[token * p.num_experts + scores.expert(i)] =
           shares[i] * slope * (weights[i] - mean);

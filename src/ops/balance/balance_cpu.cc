@@ -79,8 +79,9 @@ void share_gradient(ScoreFunction score, const float* logits, const float* weigh
   float mean = 0;
   for (int64_t e = 0; e < n; ++e) mean += grad[e] * weights[e];
   for (int64_t e = 0; e < n; ++e) {
-    // Sigmoid: the score is s = q · sum, and ds/dlogit = s · (1 - s).
-    const float slope = score == ScoreFunction::kSoftmax ? 1.0F : 1.0F - grad[e] * sum;
+    // Scores of one logit each are s = q · sum.
+    const float slope =
+        score == ScoreFunction::kSoftmax ? 1.0F : relative_slope(score, grad[e] * sum);
     grad[e] *= slope * (weights[e] - mean);
   }
 }

@@ -29,7 +29,7 @@ void balance_statistics(const BalanceStatistics& op, const Args<BalanceStatistic
   const SumsWorkspace parts(num_tokens, spec);
   launch_balance_sums({.num_experts = static_cast<int>(spec.num_experts),
                        .top_k = static_cast<int>(spec.top_k),
-                       .sigmoid = spec.score == ScoreFunction::kSigmoid,
+                       .score = spec.score,
                        .num_tokens = num_tokens,
                        .num_segments = spec.num_segments,
                        .num_runs = parts.num_runs,
@@ -54,7 +54,7 @@ void balance_statistics_backward(const BalanceStatisticsBackward& op,
   using Op = BalanceStatisticsBackward;
   const auto& spec = op.spec();
   launch_balance_sums_backward({.num_experts = static_cast<int>(spec.num_experts),
-                                .sigmoid = spec.score == ScoreFunction::kSigmoid,
+                                .score = spec.score,
                                 .num_tokens = args.in(Op::kLogits).shape[0],
                                 .grad_sums_GE = args.in(Op::kGradScoreSums).as<float>(),
                                 .logits_TE = args.in(Op::kLogits).as<float>(),

@@ -16,13 +16,12 @@ TEST_F(BalanceCuda, Statistics) {
   Random random(3, 1);
   for (const int64_t num_tokens : {0, 1, 100, 2111}) {
     for (const int64_t num_experts : {1, 8, 100, 256, 1024}) {
-      const bool sigmoid = random.next_below(2) == 0;
+      const auto score = static_cast<ScoreFunction>(random.next_below(3));
       const auto segments = static_cast<int64_t>(1 + random.next_below(7));
-      const BalanceStatisticsSpec spec{
-          .num_experts = num_experts,
-          .top_k = std::min<int64_t>(num_experts, 6),
-          .score = sigmoid ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax,
-          .num_segments = segments};
+      const BalanceStatisticsSpec spec{.num_experts = num_experts,
+                                       .top_k = std::min<int64_t>(num_experts, 6),
+                                       .score = score,
+                                       .num_segments = segments};
       SCOPED_TRACE(fmt::format("T={} {}", num_tokens, make_balance_statistics(spec)->attributes()));
       OwningCheck check;
       check.seed = 5;

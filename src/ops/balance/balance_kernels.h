@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/router/score_function.h"
+
 /// The balance loss over ranks on the GPU. Shape letters as in balance.h.
 namespace tessera::cuda {
 
@@ -15,7 +17,7 @@ int balance_runs(int64_t num_tokens, int64_t num_segments);
 struct BalanceSums {
   int num_experts;
   int top_k;
-  bool sigmoid;
+  ScoreFunction score;
   int64_t num_tokens;
   int64_t num_segments;
   int num_runs;
@@ -31,7 +33,7 @@ void launch_balance_sums(const BalanceSums& sums, cudaStream_t stream);
 
 struct BalanceSumsBackward {
   int num_experts;
-  bool sigmoid;
+  ScoreFunction score;
   int64_t num_tokens;
   const float* grad_sums_GE;
   const float* logits_TE;

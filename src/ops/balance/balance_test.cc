@@ -239,6 +239,9 @@ void expect_ranks_make_the_whole(const Case& c, const std::vector<int64_t>& size
   }
 }
 
+constexpr ScoreFunction kScores[] = {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid,
+                                     ScoreFunction::kSqrtSoftplus};
+
 enum class Tokens { kMicroBatch, kSequence, kStepSoFar };
 
 Case make_case(Tokens tokens, ScoreFunction score, int64_t group_size, Random& random) {
@@ -260,7 +263,7 @@ TEST(Balance, PartsOfRanksMakeTheRoutersOwnLoss) {
   Random random(1, 0);
   uint64_t seed = 0;
   for (const Tokens tokens : {Tokens::kMicroBatch, Tokens::kSequence, Tokens::kStepSoFar}) {
-    for (const ScoreFunction score : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
+    for (const ScoreFunction score : kScores) {
       for (const int64_t group_size : {1, 4}) {
         const Case c = make_case(tokens, score, group_size, random);
         SCOPED_TRACE(make_router(c.spec)->attributes());
@@ -301,7 +304,7 @@ std::vector<TestInput> statistics_inputs(const BalanceStatisticsSpec& spec, int6
 
 TEST(Balance, GradientsOfStatisticsAndLoss) {
   Random random(4, 0);
-  for (const ScoreFunction score : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
+  for (const ScoreFunction score : kScores) {
     const BalanceStatisticsSpec spec{
         .num_experts = 9, .top_k = 2, .score = score, .num_segments = 3};
     const auto inputs = statistics_inputs(spec, 13, random);

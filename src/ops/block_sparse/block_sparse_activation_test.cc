@@ -39,9 +39,9 @@ std::vector<TestInput> make_inputs(const BlockSparseActivationSpec& spec, Random
 
 TEST(BlockSparseActivation, Gradients) {
   Random random(41, 0);
-  for (const auto activation :
-       {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh, Activation::kGelu,
-        Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kRelu2}) {
+  for (const auto activation : {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh,
+                                Activation::kGelu, Activation::kGeluTanh, Activation::kSwiGLUOai,
+                                Activation::kSwiGLUClamped, Activation::kRelu2}) {
     SCOPED_TRACE(std::string(activation_name(activation)));
     const BlockSparseActivationSpec spec{activation, 8};
     testing::check_gradients(make_block_sparse_activation(spec), kernels(),

@@ -230,7 +230,8 @@ TEST_F(BlockSparseCuda, ALayerOfExperts) {
   uint64_t seed = 50;
   for (const Activation activation :
        {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh, Activation::kGelu,
-        Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kRelu2}) {
+        Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kSwiGLUClamped,
+        Activation::kRelu2}) {
     for (const Case& c : cases()) {
       SCOPED_TRACE(fmt::format("{} block {}", activation_name(activation), c.block_size));
       testing::check_on_gpu([&](DType dtype) { return build_layer(c, activation, dtype); }, cpu(),

@@ -82,29 +82,32 @@ struct GeluTanh : PlainOther {
   }
 };
 
-/// Of Activation::kSwiGLUOai.
+/// Of Activation::kSwiGLUOai or kSwiGLUClamped.
+template <typename Clamp>
 struct ClampedSilu {
   static __device__ __forceinline__ float value(float gate) {
     const float x = clamped(gate);
-    return x * sigmoid(kOaiAlpha * x);
+    return x * sigmoid(Clamp::kGain * x);
   }
   static __device__ __forceinline__ Slope slope(float gate) {
     const float x = clamped(gate);
-    const float s = sigmoid(kOaiAlpha * x);
-    const float derivative = s * (1.0F + kOaiAlpha * x * (1.0F - s));
-    return {x * s, gate > kOaiLimit ? 0.0F : derivative};
+    const float s = sigmoid(Clamp::kGain * x);
+    const float derivative = s * (1.0F + Clamp::kGain * x * (1.0F - s));
+    return {x * s, gate > Clamp::kLimit ? 0.0F : derivative};
   }
   static __device__ __forceinline__ float other(float up) {
     const float below = clamped(up);
-    return (below < -kOaiLimit ? -kOaiLimit : below) + 1.0F;
+    return (below < -Clamp::kLimit ? -Clamp::kLimit : below) + Clamp::kOffset;
   }
   static __device__ __forceinline__ float other_grad(float up, float grad) {
-    return up > kOaiLimit || up < -kOaiLimit ? 0.0F : grad;
+    return up > Clamp::kLimit || up < -Clamp::kLimit ? 0.0F : grad;
   }
 
  private:
   /// NaN stays, unlike with fminf.
-  static __device__ __forceinline__ float clamped(float x) { return x > kOaiLimit ? kOaiLimit : x; }
+  static __device__ __forceinline__ float clamped(float x) {
+    return x > Clamp::kLimit ? Clamp::kLimit : x;
+  }
 };
 
 /// max(x, 0)².
@@ -128,7 +131,9 @@ void with_activation(Activation kind, Run run) {
     case Activation::kGeGLUTanh:
       return run.template operator()<GeluTanh, true>();
     case Activation::kSwiGLUOai:
-      return run.template operator()<ClampedSilu, true>();
+      return run.template operator()<ClampedSilu<OaiClamp>, true>();
+    case Activation::kSwiGLUClamped:
+      return run.template operator()<ClampedSilu<PlainClamp>, true>();
     case Activation::kGelu:
       return run.template operator()<Gelu, false>();
     case Activation::kGeluTanh:

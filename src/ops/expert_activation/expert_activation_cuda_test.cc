@@ -9,9 +9,9 @@
 namespace tessera {
 namespace {
 
-constexpr Activation kKinds[] = {Activation::kSwiGLU, Activation::kGeGLU,    Activation::kGeGLUTanh,
-                                 Activation::kGelu,   Activation::kGeluTanh, Activation::kSwiGLUOai,
-                                 Activation::kRelu2};
+constexpr Activation kKinds[] = {
+    Activation::kSwiGLU,   Activation::kGeGLU,     Activation::kGeGLUTanh,     Activation::kGelu,
+    Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kSwiGLUClamped, Activation::kRelu2};
 constexpr float kGuard = -3;
 
 std::vector<int64_t> offsets_of(const std::vector<int64_t>& rows) {

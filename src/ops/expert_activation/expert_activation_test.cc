@@ -14,9 +14,9 @@ namespace {
 using testing::Role;
 using testing::TestInput;
 
-constexpr Activation kKinds[] = {Activation::kSwiGLU, Activation::kGeGLU,    Activation::kGeGLUTanh,
-                                 Activation::kGelu,   Activation::kGeluTanh, Activation::kSwiGLUOai,
-                                 Activation::kRelu2};
+constexpr Activation kKinds[] = {
+    Activation::kSwiGLU,   Activation::kGeGLU,     Activation::kGeGLUTanh,     Activation::kGelu,
+    Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kSwiGLUClamped, Activation::kRelu2};
 
 double plain_function(Activation kind, double x) {
   switch (kind) {
@@ -32,6 +32,8 @@ double plain_function(Activation kind, double x) {
       const double clamped = std::min(x, 7.0);
       return clamped / (1 + std::exp(-1.702 * clamped));
     }
+    case Activation::kSwiGLUClamped:
+      return std::min(x, 10.0) / (1 + std::exp(-std::min(x, 10.0)));
     case Activation::kRelu2:
       return std::pow(std::max(x, 0.0), 2);
   }
@@ -40,6 +42,7 @@ double plain_function(Activation kind, double x) {
 
 /// The other factor of a gated activation.
 double plain_other(Activation kind, double up) {
+  if (kind == Activation::kSwiGLUClamped) return std::clamp(up, -10.0, 10.0);
   return kind == Activation::kSwiGLUOai ? std::clamp(up, -7.0, 7.0) + 1 : up;
 }
 

@@ -112,8 +112,60 @@ Cost IndexTopkPaged::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
+IndexTopkEntries::IndexTopkEntries(const IndexSpec& spec, int64_t rate, KeptRows kept)
+    : IndexTopkOperator(spec), rate_(rate), kept_(kept) {
+  require(rate >= 1, "index_topk_entries: the rate must be at least 1, got {}", rate);
+}
+
+std::string_view IndexTopkEntries::name_of(KeptRows kept) {
+  switch (kept) {
+    case KeptRows::kPacked:
+      return "index_topk_entries";
+    case KeptRows::kCached:
+      return "index_topk_entries_cached";
+    case KeptRows::kPaged:
+      return "index_topk_entries_paged";
+  }
+  throw InternalError("index_topk_entries: unknown rows");
+}
+
+std::string IndexTopkEntries::attributes() const {
+  return fmt::format("{} rate={}", IndexTopkOperator::attributes(), rate_);
+}
+
+std::vector<ValueType> IndexTopkEntries::infer(std::span<const ValueType> inputs) const {
+  std::vector<ValueType> choice = infer_choice(inputs, 1 + num_kept_inputs(kept_));
+  check_i32(inputs[kPositions], {inputs[kQ].shape[0]}, "positions");
+  check_kept_inputs(*this, kept_, inputs, kFirstKept);
+  return choice;
+}
+
+/// Each number of entries is seen by `rate` tokens; tokens behind kept ones see all.
+Cost IndexTopkEntries::cost(std::span<const ValueType> inputs,
+                            std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  const int64_t num_tokens = inputs[kQ].shape[0];
+  if (num_tokens == 0) return cost;
+  const auto tokens = static_cast<double>(num_tokens);
+  if (kept_ != KeptRows::kPacked) {
+    const auto entries = static_cast<double>(
+        std::max<int64_t>(typical_length(inputs[kKeys].shape[0] * rate_) / rate_, 1));
+    cost.flops = tokens * score_flops(1, entries);
+    return cost;
+  }
+  const int64_t length = typical_length(num_tokens);
+  const auto entries = static_cast<double>(length / rate_);
+  cost.flops = tokens / static_cast<double>(length) * static_cast<double>(rate_) *
+               score_flops(entries, entries);
+  return cost;
+}
+
 OperatorPtr make_index_topk(const IndexSpec& spec) {
   return std::make_shared<IndexTopk>(spec);
+}
+
+OperatorPtr make_index_topk_entries(const IndexSpec& spec, int64_t rate, KeptRows kept) {
+  return std::make_shared<IndexTopkEntries>(spec, rate, kept);
 }
 
 OperatorPtr make_index_topk_cached(const IndexSpec& spec) {

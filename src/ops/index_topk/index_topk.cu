@@ -9,6 +9,7 @@
 #include "ops/cuda/vector.cuh"
 #include "ops/float_word.h"
 #include "ops/index_topk/index_topk_kernels.h"
+#include "ops/paged_attention/kept_rows.cuh"
 #include "ops/paged_attention/pages.h"
 
 namespace tessera::cuda {
@@ -32,7 +33,22 @@ struct Seen {
   }
 };
 
+__device__ Seen find_entries(const IndexQueries& call, int64_t token) {
+  const KeptToken own = KeptToken::find(call.entries, token);
+  if (own.sequence < 0) return {0, 0, nullptr};
+  const int count = (own.position + 1) / call.rate;
+  if (call.entries.page_table != nullptr) {
+    return {count, 0,
+            call.entries.page_table +
+                static_cast<int64_t>(own.sequence) * call.entries.pages_per_sequence};
+  }
+  const int64_t first = own.entry_row(call.entries, token, 0, call.rate);
+  if (count > 0 && first + count > call.num_rows) fail("the last entry of a token", first + count);
+  return {count, first, nullptr};
+}
+
 __device__ Seen find_seen(const IndexQueries& call, int64_t token) {
+  if (call.rate > 0) return find_entries(call, token);
   if (call.cu_seqlens == nullptr) {
     const int length = call.lengths[0];
     if (length < call.num_tokens || length > call.num_rows) fail("cache_length", length);

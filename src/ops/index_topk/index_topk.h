@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/operator.h"
+#include "ops/paged_attention/kept_rows.h"
 
 namespace tessera {
 
@@ -88,7 +89,32 @@ class IndexTopkPaged final : public IndexTopkOperator {
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
 };
 
+/// Over entries that `rate` tokens each were compressed to (CompressWindows), which lie in k A
+/// [R, D] as there, or as they are kept (KeptTokens): positions I32 [T] of the tokens in their
+/// sequences, of whose entries a token at position p sees the first (p + 1) / rate, rounded down;
+/// and the inputs of pages (check_kept_inputs).
+class IndexTopkEntries final : public IndexTopkOperator {
+ public:
+  enum Bound : int { kPositions = kFirstBound, kFirstKept };
+
+  /// Throws UserError unless the rate is at least 1.
+  IndexTopkEntries(const IndexSpec& spec, int64_t rate, KeptRows kept = KeptRows::kPacked);
+  std::string_view name() const override { return name_of(kept_); }
+  static std::string_view name_of(KeptRows kept);
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  int64_t rate() const { return rate_; }
+  KeptRows kept() const { return kept_; }
+
+ private:
+  int64_t rate_;
+  KeptRows kept_;
+};
+
 OperatorPtr make_index_topk(const IndexSpec& spec);
+OperatorPtr make_index_topk_entries(const IndexSpec& spec, int64_t rate,
+                                    KeptRows kept = KeptRows::kPacked);
 OperatorPtr make_index_topk_cached(const IndexSpec& spec);
 OperatorPtr make_index_topk_paged(const IndexSpec& spec);
 

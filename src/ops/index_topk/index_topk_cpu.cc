@@ -5,6 +5,7 @@
 #include "ops/cpu_dispatch.h"
 #include "ops/float_word.h"
 #include "ops/index_topk/index_topk.h"
+#include "ops/paged_attention/kept_tokens.h"
 #include "ops/paged_attention/pages.h"
 #include "ops/sequence_bounds.h"
 #include "ops/simd.h"
@@ -191,6 +192,31 @@ void index_topk(const IndexTopk& op, const KernelArgs& args) {
   });
 }
 
+/// The entries that a token sees, whose rows neighbour but in pages.
+Seen seen_entries(const IndexTopkEntries& op, const KeptTokens& tokens, int64_t token) {
+  if (tokens.sequence(token) < 0) return {};
+  return {.count = (tokens.position(token) + 1) / op.rate(),
+          .first_row = op.kept() == KeptRows::kPaged ? 0 : tokens.entry_row(token, 0, op.rate()),
+          .pages = tokens.pages(token)};
+}
+
+void index_topk_entries(const IndexTopkEntries& op, const KernelArgs& args) {
+  using Op = IndexTopkEntries;
+  const KeptTokens tokens(op.kept(), args, Op::kPositions, Op::kFirstKept);
+  tokens.check(op);
+  const int64_t rows = args.in(Op::kKeys).shape[0];
+  for (int64_t token = 0; token < tokens.count(); ++token) {
+    const Seen seen = seen_entries(op, tokens, token);
+    // Rows rise, but from page to page.
+    for (int64_t i = seen.count - 1; i >= 0;
+         i -= op.kept() == KeptRows::kPaged ? kPageTokens : rows) {
+      check_shape(op, seen.row(i) >= 0 && seen.row(i) < rows,
+                  "token {} sees entries up to row {} of {}", token, seen.row(i), rows);
+    }
+  }
+  choose_keys(op, args, rows, [&](int64_t token) { return seen_entries(op, tokens, token); });
+}
+
 void index_topk_cached(const IndexTopkCached& op, const KernelArgs& args) {
   const int64_t queries = args.in(IndexTopkCached::kQ).shape[0];
   const int64_t capacity = args.in(IndexTopkCached::kKeys).shape[0];
@@ -260,6 +286,10 @@ int64_t paged_workspace(const IndexTopkPaged& op, std::span<const ValueType> inp
 
 TESSERA_CPU_KERNELS(add_index_topk_cpu, table) {
   add_kernel<IndexTopk>(table, index_topk, {.workspace = workspace_of_keys<IndexTopk>});
+  for (const KeptRows kept : {KeptRows::kPacked, KeptRows::kCached, KeptRows::kPaged}) {
+    add_kernel<IndexTopkEntries>(table, IndexTopkEntries::name_of(kept), index_topk_entries,
+                                 {.workspace = workspace_of_keys<IndexTopkEntries>});
+  }
   add_kernel<IndexTopkCached>(table, index_topk_cached,
                               {.workspace = workspace_of_keys<IndexTopkCached>});
   add_kernel<IndexTopkPaged>(table, index_topk_paged, {.workspace = paged_workspace});

@@ -4,6 +4,7 @@
 #include "ops/cuda/limits.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/index_topk/index_topk_kernels.h"
+#include "ops/paged_attention/kept_rows_cuda.h"
 #include "ops/paged_attention/pages.h"
 
 namespace tessera {
@@ -32,6 +33,14 @@ void index_topk(const IndexTopk& op, const KernelArgs& args) {
   cuda::IndexQueries call = describe(op, args, args.in(Op::kKeys).shape[0]);
   call.cu_seqlens = bounds.as<int32_t>();
   call.num_sequences = static_cast<int>(bounds.shape[0]) - 1;
+  cuda::launch_index_topk(call, cuda::stream_of(args));
+}
+
+void index_topk_entries(const IndexTopkEntries& op, const KernelArgs& args) {
+  cuda::IndexQueries call = describe(op, args, args.in(Op::kKeys).shape[0]);
+  call.entries = cuda::kept_tokens(op.kept(), args, IndexTopkEntries::kPositions,
+                                   IndexTopkEntries::kFirstKept);
+  call.rate = static_cast<int>(op.rate());
   cuda::launch_index_topk(call, cuda::stream_of(args));
 }
 
@@ -74,6 +83,10 @@ int64_t paged_workspace(const IndexTopkPaged& op, std::span<const ValueType> inp
 
 void add_index_topk_cuda(KernelTable& table) {
   add_kernel<IndexTopk>(table, index_topk, {.workspace = workspace_of_keys<IndexTopk>});
+  for (const KeptRows kept : {KeptRows::kPacked, KeptRows::kCached, KeptRows::kPaged}) {
+    add_kernel<IndexTopkEntries>(table, IndexTopkEntries::name_of(kept), index_topk_entries,
+                                 {.workspace = workspace_of_keys<IndexTopkEntries>});
+  }
   add_kernel<IndexTopkCached>(table, index_topk_cached,
                               {.workspace = workspace_of_keys<IndexTopkCached>});
   add_kernel<IndexTopkPaged>(table, index_topk_paged, {.workspace = paged_workspace});

@@ -83,6 +83,27 @@ TEST_F(IndexTopkCuda, Pages) {
   check(make_index_topk_paged(spec), spec, 6, 4 * kPageTokens, bounds);
 }
 
+TEST_F(IndexTopkCuda, Entries) {
+  const IndexSpec spec = {.num_heads = 8, .head_size = 32, .top_k = 20};
+  for (const int64_t rate : {1, 4}) {
+    std::vector<int32_t> positions;
+    for (const int32_t length : {3, 300, 141}) {
+      for (int32_t i = 0; i < length; ++i) positions.push_back(i);
+    }
+    std::vector<OwnedTensor> bounds;
+    bounds.push_back(vector_of(positions));
+    const int64_t tokens = std::ssize(positions);
+    check(make_index_topk_entries(spec, rate), spec, tokens, tokens / rate, bounds);
+  }
+}
+
+TEST_F(IndexTopkCuda, TinyEntries) {
+  const IndexSpec spec = {.num_heads = 2, .head_size = 8, .top_k = 2};
+  std::vector<OwnedTensor> bounds;
+  bounds.push_back(vector_of({0, 1, 2, 3, 4, 5, 0, 1, 2}));
+  check(make_index_topk_entries(spec, 2), spec, 9, 4, bounds, true);
+}
+
 TEST_F(IndexTopkCuda, TinySequence) {
   check_packed({.num_heads = 2, .head_size = 8, .top_k = 3}, {0, 7, 9}, true);
 }

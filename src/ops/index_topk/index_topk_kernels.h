@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/paged_attention/kept_rows_args.h"
 
 namespace tessera::cuda {
 
@@ -13,7 +14,8 @@ constexpr int64_t kMostIndexBlocks = 264;
 /// Heads that a thread sums at once: their number is rounded up to a multiple.
 constexpr int kIndexHeads = 8;
 
-/// See IndexTopk. Packed sequences have `cu_seqlens` alone, a cache `lengths` alone, pages all.
+/// See IndexTopk. Packed sequences have `cu_seqlens` alone, a cache `lengths` alone, pages all;
+/// compressed tokens `entries` and `rate`.
 struct IndexQueries {
   DType dtype;
   int64_t num_tokens;
@@ -30,6 +32,8 @@ struct IndexQueries {
   const int32_t* lengths;
   const int32_t* page_table;
   int pages_per_sequence;
+  KeptTokensArgs entries;
+  int rate;          ///< 0: keys are not entries
   uint32_t* scores;  ///< [kMostIndexBlocks, longest], or fewer blocks where tokens are fewer
   int32_t* chosen;
 };

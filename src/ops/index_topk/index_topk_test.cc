@@ -271,5 +271,99 @@ TEST(IndexTopk, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(op.recomputable());
 }
 
+std::vector<int32_t> positions_in(const std::vector<int64_t>& lengths) {
+  std::vector<int32_t> positions;
+  for (const int64_t length : lengths) {
+    for (int32_t i = 0; i < length; ++i) positions.push_back(i);
+  }
+  return positions;
+}
+
+std::vector<int32_t> choose_entries(const Problem& problem, int64_t rate) {
+  std::vector<TestInput> inputs = problem.queries(0, problem.q.get().shape[0]);
+  inputs.push_back(constant(rows_of(problem.k, 0, problem.k.get().shape[0]), "k"));
+  inputs.push_back(constant(vector_of(positions_in(problem.lengths)), "positions"));
+  const auto outputs = run_operator(IndexTopkEntries(problem.spec, rate), kernels(), inputs);
+  const auto chosen = outputs[0].get().span<int32_t>();
+  return {chosen.begin(), chosen.end()};
+}
+
+/// Entries of single tokens are the tokens.
+TEST(IndexTopkEntries, OfOneTokenEachAreKeys) {
+  for (const int64_t top_k : {1, 4, 60}) {
+    const Problem problem(index_of(5, 16, top_k), {7, 0, 41, 1});
+    EXPECT_EQ(choose_entries(problem, 1), problem.choose());
+  }
+}
+
+TEST(IndexTopkEntries, ChoosesTheBestWholeOnes) {
+  constexpr int64_t kRate = 3;
+  for (const auto& lengths : std::vector<std::vector<int64_t>>{{2}, {3}, {31, 2, 10}, {1, 1, 25}}) {
+    const Problem problem(index_of(8, 6, 4), lengths);
+    std::vector<int32_t> expected;
+    int64_t begin = 0;
+    for (const int64_t length : lengths) {
+      for (int64_t position = 0; position < length; ++position) {
+        std::vector<std::pair<double, int32_t>> seen;
+        for (int64_t i = 0; i < (position + 1) / kRate; ++i) {
+          const int64_t row = begin / kRate + i;
+          seen.emplace_back(problem.score(begin + position, row), static_cast<int32_t>(row));
+        }
+        std::ranges::sort(seen, std::greater<>());
+        seen.resize(std::min<int64_t>(std::ssize(seen), problem.spec.top_k));
+        std::vector<int32_t> own;
+        for (const auto& [score, row] : seen) own.push_back(row);
+        std::ranges::sort(own);
+        own.resize(problem.spec.top_k, -1);
+        expected.insert(expected.end(), own.begin(), own.end());
+      }
+      begin += length;
+    }
+    EXPECT_EQ(choose_entries(problem, kRate), expected) << lengths.size() << " sequences";
+  }
+}
+
+/// Entries that lie in a cache, or in pages, are chosen as those of packed tokens.
+TEST(IndexTopkEntries, KeptOnesAsPackedOnes) {
+  const IndexSpec spec = index_of(8, 6, 4);
+  const Problem problem(spec, {31});
+  const auto expected = choose_entries(problem, 3);
+  constexpr int64_t kNew = 5;
+  const std::vector<int32_t> positions = {26, 27, 28, 29, 30};
+  std::vector<TestInput> inputs = problem.queries(31 - kNew, 31);
+  inputs.push_back(constant(rows_of(problem.k, 0, 12), "k"));
+  inputs.push_back(constant(vector_of(positions), "positions"));
+  const auto cached = run_operator(IndexTopkEntries(spec, 3, KeptRows::kCached), kernels(), inputs);
+  const std::vector<int32_t> last(expected.end() - kNew * spec.top_k, expected.end());
+  const auto found = cached[0].get().span<int32_t>();
+  EXPECT_EQ(std::vector<int32_t>(found.begin(), found.end()), last);
+  OwnedTensor pages(DType::kF32, {2 * kPageTokens, 6});
+  std::ranges::fill(pages.get().span<float>(), std::numeric_limits<float>::quiet_NaN());
+  std::ranges::copy(rows_of(problem.k, 0, 12).get().span<float>(),
+                    pages.get().as<float>() + kPageTokens * 6);
+  inputs[2] = constant(std::move(pages), "k");
+  inputs.push_back(constant(vector_of({0, kNew}), "cu_seqlens"));
+  inputs.push_back(constant(tensor_of_i32({1, 1}, {1}), "page_table"));
+  const auto paged = run_operator(IndexTopkEntries(spec, 3, KeptRows::kPaged), kernels(), inputs);
+  const auto rows = paged[0].get().span<int32_t>();
+  for (size_t i = 0; i < last.size(); ++i)
+    EXPECT_EQ(rows[i], last[i] < 0 ? -1 : last[i] + kPageTokens) << i;
+}
+
+TEST(IndexTopkEntries, RefusesWhatDoesNotFit) {
+  const Problem problem(index_of(2, 4, 1), {6});
+  std::vector<TestInput> inputs = problem.queries(0, 6);
+  inputs.push_back(constant(rows_of(problem.k, 0, 1), "k"));
+  inputs.push_back(constant(vector_of({0, 1, 2, 3, 4, 5}), "positions"));
+  EXPECT_THAT([&] { run_operator(IndexTopkEntries(problem.spec, 2), kernels(), inputs); },
+              ThrowsMessage<UserError>(HasSubstr("token 3 sees entries up to row 1 of 1")));
+  EXPECT_THROW(IndexTopkEntries(problem.spec, 0), UserError);
+  const IndexTopkEntries op(problem.spec, 2);
+  const std::vector<ValueType> types = {
+      {DType::kF32, {6, 8}}, {DType::kF32, {6, 2}}, {DType::kF32, {3, 4}}, {DType::kI32, {6}}};
+  // Tokens at positions 3 to 5 see 2, 2 and 3 entries, more than one.
+  EXPECT_EQ(op.cost(types, op.infer(types)).flops, 2.0 * 2 * 5 * 2 * (2 + 3));
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -8,10 +8,14 @@
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
 #include "ops/bf16_sum/bf16_sum.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
+#include "ops/collapse_streams/collapse_streams.h"
 #include "ops/collective/collective.h"
+#include "ops/compress_windows/compress_cached.h"
+#include "ops/compress_windows/compress_windows.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
@@ -27,8 +31,10 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/hash_experts/hash_experts.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
+#include "ops/join_rows/join_rows.h"
 #include "ops/kda/kda.h"
 #include "ops/kda_gates/kda_gates.h"
 #include "ops/latent_cache/latent_cache.h"
@@ -38,6 +44,7 @@
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
+#include "ops/mix_streams/mix_streams.h"
 #include "ops/multiply/multiply.h"
 #include "ops/muon/muon.h"
 #include "ops/newton_schulz/newton_schulz.h"
@@ -70,9 +77,12 @@
 #include "ops/sparse_attention/sparse_attention.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
+#include "ops/stream_logits/stream_logits.h"
+#include "ops/stream_weights/stream_weights.h"
 #include "ops/top_p/top_p.h"
 #include "ops/unit_norm/unit_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
+#include "ops/window_choice/window_choice.h"
 #include "ops/zero_experts/zero_experts.h"
 
 namespace tessera {
@@ -87,11 +97,15 @@ KernelTable make_cpu_kernels() {
   add_attention_cpu(table);
   add_attention_sink_cpu(table);
   add_balance_cpu(table);
+  add_block_linear_cpu(table);
   add_bf16_sum_cpu(table);
   add_block_sparse_cpu(table);
   add_cache_append_cpu(table);
   add_choose_token_cpu(table);
   add_collective_cpu(table);
+  add_collapse_streams_cpu(table);
+  add_compress_windows_cpu(table);
+  add_compress_windows_cached_cpu(table);
   add_delta_gates_cpu(table);
   add_dequantize_cpu(table);
   add_destinations_cpu(table);
@@ -106,8 +120,10 @@ KernelTable make_cpu_kernels() {
   add_gated_norm_cpu(table);
   add_grad_norm_cpu(table);
   add_grouped_matmul_cpu(table);
+  add_hash_experts_cpu(table);
   add_index_topk_cpu(table);
   add_jitter_cpu(table);
+  add_join_rows_cpu(table);
   add_kda_cpu(table);
   add_kda_gates_cpu(table);
   add_latent_cache_cpu(table);
@@ -117,6 +133,7 @@ KernelTable make_cpu_kernels() {
   add_linear_cpu(table);
   add_linear_cross_entropy_cpu(table);
   add_max_logits_cpu(table);
+  add_mix_streams_cpu(table);
   add_multiply_cpu(table);
   add_muon_cpu(table);
   add_newton_schulz_cpu(table);
@@ -149,9 +166,12 @@ KernelTable make_cpu_kernels() {
   add_sparse_attention_cpu(table);
   add_spread_norm_cpu(table);
   add_ssd_scan_cpu(table);
+  add_stream_logits_cpu(table);
+  add_stream_weights_cpu(table);
   add_top_p_cpu(table);
   add_unit_norm_cpu(table);
   add_vocab_loss_cpu(table);
+  add_window_choice_cpu(table);
   add_zero_experts_cpu(table);
   return table;
 }
@@ -160,6 +180,7 @@ KernelTable make_cpu_kernels_of_rows() {
   KernelTable table = make_cpu_kernels();
   add_grouped_matmul_of_rows_cpu(table);
   add_linear_of_rows_cpu(table);
+  add_block_linear_of_rows_cpu(table);
   add_router_of_rows_cpu(table);
   return table;
 }

@@ -8,10 +8,14 @@
 #include "ops/attention_sink/attention_sink.h"
 #include "ops/balance/balance.h"
 #include "ops/bf16_sum/bf16_sum.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/choose_token/choose_token.h"
+#include "ops/collapse_streams/collapse_streams.h"
 #include "ops/collective/collective.h"
+#include "ops/compress_windows/compress_cached.h"
+#include "ops/compress_windows/compress_windows.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
@@ -27,8 +31,10 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/hash_experts/hash_experts.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/jitter/jitter.h"
+#include "ops/join_rows/join_rows.h"
 #include "ops/kda/kda.h"
 #include "ops/kda_gates/kda_gates.h"
 #include "ops/latent_cache/latent_cache.h"
@@ -38,6 +44,7 @@
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
+#include "ops/mix_streams/mix_streams.h"
 #include "ops/multiply/multiply.h"
 #include "ops/muon/muon.h"
 #include "ops/newton_schulz/newton_schulz.h"
@@ -70,9 +77,12 @@
 #include "ops/sparse_attention/sparse_attention.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
+#include "ops/stream_logits/stream_logits.h"
+#include "ops/stream_weights/stream_weights.h"
 #include "ops/top_p/top_p.h"
 #include "ops/unit_norm/unit_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
+#include "ops/window_choice/window_choice.h"
 #include "ops/zero_experts/zero_experts.h"
 
 namespace tessera {
@@ -87,11 +97,15 @@ KernelTable make_cuda_kernels() {
   add_attention_cuda(table);
   add_attention_sink_cuda(table);
   add_balance_cuda(table);
+  add_block_linear_cuda(table);
   add_bf16_sum_cuda(table);
   add_block_sparse_cuda(table);
   add_choose_token_cuda(table);
   add_collective_cuda(table);
+  add_compress_windows_cuda(table);
+  add_compress_windows_cached_cuda(table);
   add_cache_append_cuda(table);
+  add_collapse_streams_cuda(table);
   add_delta_gates_cuda(table);
   add_dequantize_cuda(table);
   add_destinations_cuda(table);
@@ -106,8 +120,10 @@ KernelTable make_cuda_kernels() {
   add_gated_norm_cuda(table);
   add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
+  add_hash_experts_cuda(table);
   add_index_topk_cuda(table);
   add_jitter_cuda(table);
+  add_join_rows_cuda(table);
   add_kda_cuda(table);
   add_kda_gates_cuda(table);
   add_latent_cache_cuda(table);
@@ -117,6 +133,7 @@ KernelTable make_cuda_kernels() {
   add_joined_linear_cuda(table);
   add_linear_cuda(table);
   add_max_logits_cuda(table);
+  add_mix_streams_cuda(table);
   add_multiply_cuda(table);
   add_muon_cuda(table);
   add_newton_schulz_cuda(table);
@@ -149,9 +166,12 @@ KernelTable make_cuda_kernels() {
   add_sparse_attention_cuda(table);
   add_spread_norm_cuda(table);
   add_ssd_scan_cuda(table);
+  add_stream_logits_cuda(table);
+  add_stream_weights_cuda(table);
   add_top_p_cuda(table);
   add_unit_norm_cuda(table);
   add_vocab_loss_cuda(table);
+  add_window_choice_cuda(table);
   add_zero_experts_cuda(table);
   return table;
 }

@@ -32,7 +32,8 @@ void check_spec(const RouterSpec& spec) {
   require(spec.top_k >= 1 && spec.top_k <= spec.num_experts,
           "router: top_k is {}, expected from 1 to the {} experts", spec.top_k, spec.num_experts);
   require(spec.score == ScoreFunction::kSoftmax || spec.order == ScoreOrder::kBeforeTopK,
-          "router: sigmoid scores do not depend on which experts are chosen; take them before "
+          "router: scores of one logit each do not depend on which experts are chosen; take them "
+          "before "
           "top-k, with normalize_top_k where they should sum to 1");
   require(std::isfinite(spec.scaling_factor), "router: the scaling factor is {}",
           spec.scaling_factor);
@@ -79,7 +80,7 @@ OperandSet<Router::Input> Router::input_set() const {
 
 std::string Router::attributes() const {
   std::string text = fmt::format("experts={} top_k={} score={}{}", spec_.num_experts, spec_.top_k,
-                                 spec_.score == ScoreFunction::kSoftmax ? "softmax" : "sigmoid",
+                                 score_name(spec_.score),
                                  spec_.order == ScoreOrder::kAfterTopK ? " after_top_k" : "");
   if (spec_.normalize_top_k) text += " normalize";
   if (spec_.scaling_factor != 1.0) text += fmt::format(" scale={}", spec_.scaling_factor);

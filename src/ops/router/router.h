@@ -3,10 +3,9 @@
 #include <string>
 
 #include "ops/addend.h"
+#include "ops/router/score_function.h"
 
 namespace tessera {
-
-enum class ScoreFunction { kSoftmax, kSigmoid };
 
 /// When scores become probabilities.
 enum class ScoreOrder {
@@ -74,7 +73,7 @@ struct RouterSpec {
 ///
 /// balance_loss = E · Σ_e f_e · P_e, 1 when balanced: f_e is the expert's fraction of the
 /// assignments, P_e the mean over tokens of its score, scores taken over all experts and summing to
-/// 1 (Switch Transformer, 2021; DeepSeek-V3 for sigmoid). By sequence, it is the mean of the
+/// 1 (Switch Transformer, 2021; DeepSeek-V3 for other scores). By sequence, it is the mean of the
 /// sequences' losses weighted by their tokens. With groups of experts it is D · Σ_d f_d · P_d over
 /// the D groups, f_d and P_d being their experts' sums. score_means is P_e over the micro-batch,
 /// for losses that span more than one router. z_loss is the mean of logsumexp(logits)² (ST-MoE,

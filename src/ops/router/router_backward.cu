@@ -51,6 +51,10 @@ struct TokenBackward {
   float* scratch_E;  ///< shared memory of the warp
   std::conditional_t<kFew, EarlyValues, NoEarlyValues> early{p, token, scores.lane};
 
+  __device__ __forceinline__ bool is_softmax() const {
+    return p.rule.score == ScoreFunction::kSoftmax;
+  }
+
   /// For the lane's k alone.
   __device__ __forceinline__ int32_t chosen(int k) const {
     if constexpr (kFew) return early.chosen;
@@ -131,7 +135,7 @@ struct TokenBackward {
     scale /= static_cast<float>(p.num_tokens);
     float mean = 0;
     float sum = 1;
-    if (p.rule.sigmoid) {
+    if (!is_softmax()) {
       float shares[kPer];
       sum = scores.normalize(of, shares);
       mean = scores.dot(shares, weights);
@@ -158,10 +162,14 @@ struct TokenBackward {
   /// The scores' own gradient, ds, as one of the logits.
   __device__ __forceinline__ void add_scores(const float (&of)[kPer], const float (&ds)[kPer],
                                              float (&dl)[kPer]) const {
-    const float dot = p.rule.sigmoid ? 0.0F : scores.dot(of, ds);
+    if (is_softmax()) {
+      const float dot = scores.dot(of, ds);
 #pragma unroll
-    for (int i = 0; i < kPer; ++i)
-      dl[i] += of[i] * (p.rule.sigmoid ? (1.0F - of[i]) * ds[i] : ds[i] - dot);
+      for (int i = 0; i < kPer; ++i) dl[i] += of[i] * (ds[i] - dot);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) dl[i] += of[i] * (relative_slope(p.rule.score, of[i]) * ds[i]);
+    }
   }
 
   __device__ __forceinline__ void write_terms(const float (&dl)[kPer], __nv_bfloat16* to_4E) const {
@@ -197,11 +205,11 @@ struct TokenBackward {
     float logits[kPer], soft[kPer], of[kPer], ds[kPer] = {}, dl[kPer] = {};
     scores.load_logits(p.logits_TE + token * num_experts, logits);
     const SoftmaxScale softmax = scores.softmax(logits, soft);
-    if (p.rule.sigmoid) {
-      scores.sigmoid(logits, of);
-    } else {
+    if (is_softmax()) {
 #pragma unroll
       for (int i = 0; i < kPer; ++i) of[i] = soft[i];
+    } else {
+      scores.separate(p.rule.score, logits, of);
     }
     if (p.given_grad_logits_TE != nullptr)
       scores.load(p.given_grad_logits_TE + token * num_experts, dl);

@@ -37,9 +37,10 @@ void add_softmax_gradient(const float* s, const float* ds, int64_t n, float* dl)
   for (int64_t i = 0; i < n; ++i) dl[i] += s[i] * (ds[i] - dot);
 }
 
-/// dl += the sigmoid's gradient: s · (1 - s) · ds.
-void add_sigmoid_gradient(const float* s, const float* ds, int64_t n, float* dl) {
-  for (int64_t i = 0; i < n; ++i) dl[i] += s[i] * (1.0F - s[i]) * ds[i];
+/// dl += the gradient of scores that are of one logit each.
+void add_separate_gradient(ScoreFunction score, const float* s, const float* ds, int64_t n,
+                           float* dl) {
+  for (int64_t i = 0; i < n; ++i) dl[i] += s[i] * relative_slope(score, s[i]) * ds[i];
 }
 
 /// Softmax over the chosen logits alone: straight to the gradient of the logits.
@@ -73,16 +74,16 @@ void add_chosen_score_gradient(const BackwardCall& c, int64_t token, const float
   for (int64_t k = 0; k < top_k; ++k) ds[chosen[k]] += scale * (grad[k] - mean);
 }
 
-/// Adds the gradient of scale/T · Σ_e w_e·q_e, q being a token's shares: its scores, for sigmoid
-/// divided by their sum. The balance loss has w = f and scale = g·E (E counting groups, where it
-/// compares those), the score means w = their gradient.
+/// Adds the gradient of scale/T · Σ_e w_e·q_e, q being a token's shares: its scores, but for
+/// a softmax divided by their sum. The balance loss has w = f and scale = g·E (E counting groups,
+/// where it compares those), the score means w = their gradient.
 void add_share_gradient(const BackwardCall& c, const float* logits, const float* weights,
                         float scale, float* shares, float* ds) {
   const int64_t n = c.sizes.num_experts;
   scale /= static_cast<float>(c.sizes.num_tokens);
   const float sum = balance_shares(c.spec.score, logits, n, shares);
   float mean = 0;
-  if (c.spec.score == ScoreFunction::kSigmoid) {
+  if (c.spec.score != ScoreFunction::kSoftmax) {
     for (int64_t e = 0; e < n; ++e) mean += shares[e] * weights[e];
   }
   for (int64_t e = 0; e < n; ++e) ds[e] += scale * (weights[e] - mean) / sum;
@@ -110,11 +111,11 @@ void backward_token(const BackwardCall& c, const BalanceSegments& segments, int6
   }
   if (c.expert_idx_TK[token * c.spec.top_k] < 0) return;  // it only fills the micro-batch
   std::fill_n(ds, n, 0.0F);
-  const bool sigmoid_scores = c.spec.score == ScoreFunction::kSigmoid;
-  if (sigmoid_scores) {
-    sigmoid(logits, n, scores);
-  } else {
+  const bool is_softmax = c.spec.score == ScoreFunction::kSoftmax;
+  if (is_softmax) {
     softmax(logits, n, scores);
+  } else {
+    separate_scores(c.spec.score, logits, n, scores);
   }
   const bool after = c.spec.order == ScoreOrder::kAfterTopK;
   if (c.grad_probs_TK != nullptr && !after) add_chosen_score_gradient(c, token, scores, ds);
@@ -126,7 +127,11 @@ void backward_token(const BackwardCall& c, const BalanceSegments& segments, int6
   if (c.grad_means_E != nullptr) {
     add_share_gradient(c, logits, c.grad_means_E, 1.0F, scratch, ds);
   }
-  (sigmoid_scores ? add_sigmoid_gradient : add_softmax_gradient)(scores, ds, n, dl);
+  if (is_softmax) {
+    add_softmax_gradient(scores, ds, n, dl);
+  } else {
+    add_separate_gradient(c.spec.score, scores, ds, n, dl);
+  }
   if (c.grad_probs_TK != nullptr && after) add_chosen_softmax_gradient(c, token, scratch, dl);
   if (c.grad_z != nullptr) add_z_gradient(c, logits, scratch, dl);
 }

@@ -117,7 +117,7 @@ struct WarpScratch {
   }
 };
 
-/// kPlain: neither sigmoid scores nor groups, a bias or forced balance.
+/// kPlain: neither scores of one logit each nor groups, a bias or forced balance.
 template <int kPer, bool kPlain>
 struct TokenRouter {
   const RouterRule& rule;
@@ -286,8 +286,8 @@ __device__ __forceinline__ SoftmaxScale route_token(const RouterTokens& p,
   const TokenScores<kPer>& scores = router.scores;
   float shares[kPer], compared[kPer];
   const SoftmaxScale scale = scores.softmax(logits, shares);
-  if (!kPlain && p.rule.sigmoid) {
-    scores.sigmoid(logits, compared);
+  if (!kPlain && p.rule.score != ScoreFunction::kSoftmax) {
+    scores.separate(p.rule.score, logits, compared);
     scores.normalize(compared, shares);
   } else {
 #pragma unroll
@@ -406,8 +406,9 @@ __device__ __forceinline__ void route_block(const RouterTokens& p, int64_t numbe
 /// Whether scores are a softmax's and experts chosen by them alone (TokenRouter's kPlain).
 inline bool is_plain(const RouterTokens& tokens) {
   const RouterRule& rule = tokens.rule;
-  return !rule.sigmoid && !rule.force_balanced && tokens.bias_E == nullptr &&
-         tokens.replayed_TK == nullptr && rule.top_groups == rule.num_groups;
+  return rule.score == ScoreFunction::kSoftmax && !rule.force_balanced &&
+         tokens.bias_E == nullptr && tokens.replayed_TK == nullptr &&
+         rule.top_groups == rule.num_groups;
 }
 
 }  // namespace tessera::cuda

@@ -112,7 +112,8 @@ float route_token(const Forward& f, int64_t block, int64_t token) {
   float* scores = f.scratch_row(block, 0);
   float* keys = f.scratch_row(block, 1);
   const float lse = softmax(logits, num_experts, scores);
-  if (f.spec.score == ScoreFunction::kSigmoid) sigmoid(logits, num_experts, scores);
+  if (f.spec.score != ScoreFunction::kSoftmax)
+    separate_scores(f.spec.score, logits, num_experts, scores);
   const float* compared = f.spec.order == ScoreOrder::kAfterTopK ? logits : scores;
   if (f.spec.force_balanced) {
     force_balanced(f.spec, token, expert_idx);

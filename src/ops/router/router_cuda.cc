@@ -20,7 +20,7 @@ using namespace cuda;
 RouterRule rule_of(const RouterSpec& spec) {
   return {.num_experts = static_cast<int>(spec.num_experts),
           .top_k = static_cast<int>(spec.top_k),
-          .sigmoid = spec.score == ScoreFunction::kSigmoid,
+          .score = spec.score,
           .after_top_k = spec.order == ScoreOrder::kAfterTopK,
           .normalize = spec.normalize_top_k,
           .force_balanced = spec.force_balanced,
@@ -243,7 +243,7 @@ struct Forward {
                               .fractions_SE = part<float>(layout.fractions)},
                              stream);
     launch_segment_balance({.num_experts = rule.num_experts,
-                            .sigmoid = rule.sigmoid,
+                            .score = rule.score,
                             .num_segments = num_segments(bounds),
                             .num_tokens = shape.num_tokens,
                             .cu_seqlens = bounds->as<int32_t>(),

@@ -79,6 +79,12 @@ std::vector<RouterSpec> published_specs() {
                          .group_score = GroupScore::kTopTwoSum,
                          .balance_group_size = 32};
   const RouterSpec plain_sigmoid{.num_experts = 33, .top_k = 2, .score = ScoreFunction::kSigmoid};
+  const RouterSpec deepseek_v4{.num_experts = 256,
+                               .top_k = 6,
+                               .score = ScoreFunction::kSqrtSoftplus,
+                               .normalize_top_k = true,
+                               .scaling_factor = 1.5,
+                               .expert_bias = true};
   const RouterSpec gpt_oss{
       .num_experts = 32, .top_k = 4, .order = ScoreOrder::kAfterTopK, .logit_bias = true};
   const RouterSpec ernie{
@@ -96,7 +102,8 @@ std::vector<RouterSpec> published_specs() {
           of_size(qwen, 40, 40),
           gpt_oss,
           of_size(gpt_oss, 128, 4),
-          ernie};
+          ernie,
+          deepseek_v4};
 }
 
 class RouterCuda : public GpuTest {
@@ -132,6 +139,16 @@ TEST_F(RouterCuda, TinyPlain) {
               .top_groups = 2,
               .group_score = GroupScore::kTopTwoSum},
              BalanceScope::kMicroBatch, DType::kF32);
+}
+
+TEST_F(RouterCuda, TinySqrtSoftplus) {
+  for (const DType dtype : {DType::kF32, DType::kBF16})
+    check_tiny({.num_experts = 12,
+                .top_k = 3,
+                .score = ScoreFunction::kSqrtSoftplus,
+                .normalize_top_k = true,
+                .expert_bias = true},
+               BalanceScope::kSequence, dtype);
 }
 
 TEST_F(RouterCuda, ReplaysAChoice) {

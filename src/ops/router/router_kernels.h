@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "ops/cuda/column_sums.h"
+#include "ops/router/score_function.h"
 
 /// The router's work on the GPU. Shape letters as in router.h; a *block* is kRouterBlockTokens
 /// consecutive tokens, whose partial sums are taken together, whatever the GPU.
@@ -23,7 +24,7 @@ __host__ __device__ constexpr int64_t router_blocks(int64_t num_tokens) {
 struct RouterRule {
   int num_experts;
   int top_k;
-  bool sigmoid;
+  ScoreFunction score;
   bool after_top_k;
   bool normalize;
   bool force_balanced;
@@ -104,7 +105,7 @@ void launch_segment_fractions(const SegmentFractions& fractions, cudaStream_t st
 /// Each block's sum over tokens of f · shares, f being of the token's segment.
 struct SegmentBalance {
   int num_experts;
-  bool sigmoid;
+  ScoreFunction score;
   int64_t num_segments;
   int64_t num_tokens;
   const int32_t* cu_seqlens;

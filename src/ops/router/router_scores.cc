@@ -75,7 +75,11 @@ float softmax(const float* logits, int64_t n, float* to) {
   return largest + std::log(sum);
 }
 
-void sigmoid(const float* logits, int64_t n, float* to) {
+void separate_scores(ScoreFunction score, const float* logits, int64_t n, float* to) {
+  if (score == ScoreFunction::kSqrtSoftplus) {
+    for (int64_t i = 0; i < n; ++i) to[i] = sqrt_softplus(logits[i]);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) to[i] = -logits[i];
   exp_minus(to, to, 0.0F, n);
   for (int64_t i = 0; i < n; ++i) to[i] = 1.0F / (1.0F + to[i]);
@@ -86,7 +90,7 @@ float balance_shares(ScoreFunction score, const float* logits, int64_t n, float*
     softmax(logits, n, to);
     return 1.0F;
   }
-  sigmoid(logits, n, to);
+  separate_scores(score, logits, n, to);
   float sum = kScoreSumEpsilon;
   for (int64_t i = 0; i < n; ++i) sum += to[i];
   for (int64_t i = 0; i < n; ++i) to[i] /= sum;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/router/score_function.h"
+
 /// A token's scores, one warp to a token: lane l holds those of the kPer experts from l · kPer on,
 /// experts beyond num_experts being left out of everything.
 namespace tessera::cuda {
@@ -152,12 +154,19 @@ struct TokenScores {
     return {largest, sum};
   }
 
-  __device__ __forceinline__ void sigmoid(const float (&logits)[kPer], float (&to)[kPer]) const {
+  /// Scores of one logit each; 0 where an expert is absent.
+  __device__ __forceinline__ void separate(ScoreFunction score, const float (&logits)[kPer],
+                                           float (&to)[kPer]) const {
+    if (score == ScoreFunction::kSqrtSoftplus) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) to[i] = sqrt_softplus(logits[i]);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kPer; ++i) to[i] = 1.0F / (1.0F + expf(-logits[i]));
   }
 
-  /// Makes sigmoid scores sum to 1; returns their sum before that.
+  /// Makes such scores sum to 1; returns their sum before that.
   __device__ __forceinline__ float normalize(const float (&scores)[kPer], float (&to)[kPer]) const {
     const float sum = kShareSumEpsilon + total(scores);
 #pragma unroll
@@ -167,13 +176,13 @@ struct TokenScores {
 
   /// The scores as the balance loss takes them, which sum to 1; returns the sum before that (1 for
   /// softmax).
-  __device__ __forceinline__ float shares(bool of_sigmoid, const float (&logits)[kPer],
+  __device__ __forceinline__ float shares(ScoreFunction score, const float (&logits)[kPer],
                                           float (&to)[kPer]) const {
-    if (!of_sigmoid) {
+    if (score == ScoreFunction::kSoftmax) {
       softmax(logits, to);
       return 1.0F;
     }
-    sigmoid(logits, to);
+    separate(score, logits, to);
     return normalize(to, to);
   }
 

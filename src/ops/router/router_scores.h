@@ -13,8 +13,8 @@ inline constexpr float kScoreSumEpsilon = 1e-20F;
 
 /// Softmax of n logits; returns their log-sum-exp. `to` may be `logits`.
 float softmax(const float* logits, int64_t n, float* to);
-/// 1 / (1 + exp(-logit)) of n logits.
-void sigmoid(const float* logits, int64_t n, float* to);
+/// The scores of n logits, of each by itself: not a softmax's.
+void separate_scores(ScoreFunction score, const float* logits, int64_t n, float* to);
 
 /// The scores of one token over all experts, made to sum to 1, as the balance loss takes them.
 /// Returns the scores' sum before that (1 for softmax).

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) add_segment_balance(const Segm
   for (int64_t token = first; token < last; ++token) {
     float logits[kPer], shares[kPer], fractions[kPer];
     scores.load_logits(p.logits_TE + token * p.num_experts, logits);
-    scores.shares(p.sigmoid, logits, shares);
+    scores.shares(p.score, logits, shares);
     const int64_t segment = segment_of(p.cu_seqlens, p.num_segments, token);
     scores.load(p.fractions_SE + segment * p.num_experts, fractions);
 #pragma unroll

@@ -53,7 +53,10 @@ Row softmax(const Row& logits) {
 Row scores_of(const RouterSpec& spec, const Row& logits) {
   if (spec.score == ScoreFunction::kSoftmax) return softmax(logits);
   Row result;
-  for (const double l : logits) result.push_back(1 / (1 + std::exp(-l)));
+  for (const double l : logits) {
+    result.push_back(spec.score == ScoreFunction::kSigmoid ? 1 / (1 + std::exp(-l))
+                                                           : std::sqrt(std::log1p(std::exp(l))));
+  }
   return result;
 }
 

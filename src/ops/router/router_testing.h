@@ -69,14 +69,20 @@ inline std::vector<RouterSpec> published_specs() {
                          .top_groups = 2,
                          .group_score = GroupScore::kTopTwoSum};
   RouterSpec plain_sigmoid{.num_experts = 16, .top_k = 2, .score = ScoreFunction::kSigmoid};
+  RouterSpec deepseek_v4{.num_experts = 16,
+                         .top_k = 3,
+                         .score = ScoreFunction::kSqrtSoftplus,
+                         .normalize_top_k = true,
+                         .scaling_factor = 1.5,
+                         .expert_bias = true};
   RouterSpec gpt_oss{
       .num_experts = 16, .top_k = 4, .order = ScoreOrder::kAfterTopK, .logit_bias = true};
   RouterSpec ernie{.num_experts = 16, .top_k = 6, .normalize_top_k = true, .expert_bias = true};
   RouterSpec all{.num_experts = 16, .top_k = 16};
   RouterSpec by_device = deepseek_v3;
   by_device.balance_group_size = 4;
-  return {switch_transformer, mixtral, qwen,      deepseek_v2, deepseek_v3,
-          plain_sigmoid,      all,     by_device, gpt_oss,     ernie};
+  return {switch_transformer, mixtral, qwen,  deepseek_v2, deepseek_v3, plain_sigmoid, all,
+          by_device,          gpt_oss, ernie, deepseek_v4};
 }
 
 inline Case make_case(RouterSpec spec, BalanceScope scope, int64_t num_tokens, Random& random) {

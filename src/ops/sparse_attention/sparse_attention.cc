@@ -1,10 +1,37 @@
 #include "ops/sparse_attention/sparse_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 namespace tessera {
 namespace {
+
+/// FLOPs of a pair of a query and a row, of all heads.
+double pair_flops(const AttentionSpec& spec) {
+  return 2 * static_cast<double>((spec.head_size + spec.head_size_v) * spec.num_heads);
+}
+
+/// Sum over the first `length` whole numbers n from 1 on of min(n, most).
+double sum_up_to(double length, double most) {
+  const double full = std::min(length, most);
+  return full * (full + 1) / 2 + (length - full) * full;
+}
+
+/// Model FLOPs of attention to windows and entries.
+double sight_flops(const AttentionSpec& spec, const SparseSight& sight, int64_t num_queries) {
+  if (num_queries == 0) return 0;
+  const auto length = static_cast<double>(
+      spec.sequence_length > 0 ? std::min(spec.sequence_length, num_queries) : num_queries);
+  // Each number of entries is seen by `rate` tokens, the last by those that are left.
+  const auto rate = static_cast<double>(sight.rate);
+  const double whole = std::floor(length / rate);
+  const double entries =
+      rate * sum_up_to(whole, static_cast<double>(sight.entries)) -
+      (rate - 1 - (length - whole * rate)) * std::min(whole, static_cast<double>(sight.entries));
+  const double pairs = sum_up_to(length, static_cast<double>(sight.window)) + entries;
+  return pair_flops(spec) * pairs / length * static_cast<double>(num_queries);
+}
 
 /// Model FLOPs of attention of tokens to at most `most` of those before them: of packed sequences
 /// (as many keys as queries), or of new tokens to those of caches.
@@ -16,15 +43,20 @@ double sparse_flops(const AttentionSpec& spec, int64_t num_queries, int64_t num_
   if (longest == 0) return 0;
   const auto length = static_cast<double>(longest);
   const auto full = static_cast<double>(std::min(longest, most));
-  const double pairs =
-      num_queries == num_keys ? (full * (full + 1) / 2 + (length - full) * full) / length : full;
-  return 2 * static_cast<double>((spec.head_size + spec.head_size_v) * spec.num_heads) * pairs *
-         queries;
+  const double pairs = num_queries == num_keys ? sum_up_to(length, full) / length : full;
+  return pair_flops(spec) * pairs * queries;
+}
+
+double sparse_flops(const AttentionSpec& spec, const SparseSight& sight, const ValueType& queries,
+                    const ValueType& keys, const ValueType& chosen) {
+  if (sight.window > 0) return sight_flops(spec, sight, queries.shape[0]);
+  return sparse_flops(spec, queries.shape[0], keys.shape[0], chosen.shape[1]);
 }
 
 }  // namespace
 
-SparseAttention::SparseAttention(const AttentionSpec& spec) : AttentionOperator(spec) {
+SparseAttention::SparseAttention(const AttentionSpec& spec, const SparseSight& sight)
+    : AttentionOperator(spec), sight_(sight) {
   require(spec.window == 0 && spec.chunk == 0,
           "sparse_attention: window = {} and chunk = {}, but what tokens see is chosen",
           spec.window, spec.chunk);
@@ -47,14 +79,13 @@ std::vector<ValueType> SparseAttention::infer(std::span<const ValueType> inputs)
 Cost SparseAttention::cost(std::span<const ValueType> inputs,
                            std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  cost.flops =
-      sparse_flops(spec(), inputs[kQ].shape[0], inputs[kK].shape[0], inputs[kChosen].shape[1]);
+  cost.flops = sparse_flops(spec(), sight_, inputs[kQ], inputs[kK], inputs[kChosen]);
   return cost;
 }
 
 void SparseAttention::differentiate(GradientBuilder& builder) const {
   differentiate_by(builder, [this](bool with_grad_lse) {
-    return std::make_shared<SparseAttentionBackward>(spec(), with_grad_lse);
+    return std::make_shared<SparseAttentionBackward>(spec(), with_grad_lse, sight_);
   });
 }
 
@@ -64,8 +95,6 @@ std::vector<ValueType> SparseAttentionBackward::infer(std::span<const ValueType>
               inputs.size());
   const std::vector<ValueType> forward = SparseAttention(spec()).infer(
       std::vector{inputs[kQ], inputs[kK], inputs[kV], inputs[kChosen]});
-  check_shape(*this, inputs[kK].shape[0] == inputs[kQ].shape[0], "{} queries but {} keys",
-              inputs[kQ].shape[0], inputs[kK].shape[0]);
   const ValueType& o = forward[attention::kO];
   const ValueType& lse = forward[attention::kLse];
   check_shape(*this, inputs[kSavedO] == o && inputs[kGradO] == o,
@@ -79,13 +108,12 @@ std::vector<ValueType> SparseAttentionBackward::infer(std::span<const ValueType>
 Cost SparseAttentionBackward::cost(std::span<const ValueType> inputs,
                                    std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  cost.flops =
-      2 * sparse_flops(spec(), inputs[kQ].shape[0], inputs[kK].shape[0], inputs[kChosen].shape[1]);
+  cost.flops = 2 * sparse_flops(spec(), sight_, inputs[kQ], inputs[kK], inputs[kChosen]);
   return cost;
 }
 
-OperatorPtr make_sparse_attention(const AttentionSpec& spec) {
-  return std::make_shared<SparseAttention>(spec);
+OperatorPtr make_sparse_attention(const AttentionSpec& spec, const SparseSight& sight) {
+  return std::make_shared<SparseAttention>(spec, sight);
 }
 
 }  // namespace tessera

@@ -156,16 +156,16 @@ void sparse_attention(const SparseAttention& op, const KernelArgs& args) {
 
 /// One thread's memory of the backward pass: sums of one key-value head's gradients.
 struct BackwardLayout {
-  BackwardLayout(const AttentionSpec& spec, int64_t num_tokens, int64_t most)
-      : keys(layout.add<float>(num_tokens * spec.head_size)),
-        values(layout.add<float>(num_tokens * spec.head_size_v)),
+  BackwardLayout(const AttentionSpec& spec, int64_t num_rows, int64_t most)
+      : keys(layout.add<float>(num_rows * spec.head_size)),
+        values(layout.add<float>(num_rows * spec.head_size_v)),
         query(layout.add<float>(spec.head_size)),
         probs(layout.add<float>(most)),
         grad_probs(layout.add<float>(most)) {}
 
   WorkspaceLayout layout;
-  int64_t keys;        ///< [T, D]
-  int64_t values;      ///< [T, Dv]
+  int64_t keys;        ///< [R, D]
+  int64_t values;      ///< [R, Dv]
   int64_t query;       ///< [D]
   int64_t probs;       ///< [K]
   int64_t grad_probs;  ///< [K]
@@ -182,8 +182,9 @@ class BackwardWorker {
         spec_(op.spec()),
         args_(args),
         num_tokens_(args.in(Op::kQ).shape[0]),
+        num_rows_(args.in(Op::kK).shape[0]),
         scale_(static_cast<float>(spec_.scale)) {
-    const BackwardLayout at(spec_, num_tokens_, args.in(Op::kChosen).shape[1]);
+    const BackwardLayout at(spec_, num_rows_, args.in(Op::kChosen).shape[1]);
     const auto part = [&](int64_t offset) { return reinterpret_cast<float*>(scratch + offset); };
     key_sums_ = part(at.keys);
     value_sums_ = part(at.values);
@@ -193,10 +194,10 @@ class BackwardWorker {
   }
 
   void run(int64_t kv_head) {
-    std::fill_n(key_sums_, num_tokens_ * spec_.head_size, 0.0F);
-    std::fill_n(value_sums_, num_tokens_ * spec_.head_size_v, 0.0F);
+    std::fill_n(key_sums_, num_rows_ * spec_.head_size, 0.0F);
+    std::fill_n(value_sums_, num_rows_ * spec_.head_size_v, 0.0F);
     for (int64_t token = 0; token < num_tokens_; ++token) {
-      const auto rows = chosen_rows(op_, args_.in(Op::kChosen), token, num_tokens_);
+      const auto rows = chosen_rows(op_, args_.in(Op::kChosen), token, num_rows_);
       for (int64_t i = 0; i < op_.group_size(); ++i)
         add_query(token, kv_head * op_.group_size() + i, kv_head, rows);
     }
@@ -244,14 +245,15 @@ class BackwardWorker {
 
   void store(const Tensor& to, int64_t kv_head, int64_t size, const float* sums) const {
     const auto rows = head_rows<T>(to, kv_head, size);
-    for (int64_t token = 0; token < num_tokens_; ++token)
-      simd::convert(rows.row(token), sums + token * size, size);
+    for (int64_t row = 0; row < num_rows_; ++row)
+      simd::convert(rows.row(row), sums + row * size, size);
   }
 
   const Op& op_;
   AttentionSpec spec_;
   const KernelArgs& args_;
   int64_t num_tokens_;
+  int64_t num_rows_;
   float scale_;
   float* key_sums_;
   float* value_sums_;
@@ -263,11 +265,12 @@ class BackwardWorker {
 void sparse_attention_backward(const SparseAttentionBackward& op, const KernelArgs& args) {
   using Op = SparseAttentionBackward;
   const int64_t num_tokens = args.in(Op::kQ).shape[0];
+  const int64_t num_rows = args.in(Op::kK).shape[0];
   const int64_t bytes =
-      BackwardLayout(op.spec(), num_tokens, args.in(Op::kChosen).shape[1]).layout.num_bytes();
+      BackwardLayout(op.spec(), num_rows, args.in(Op::kChosen).shape[1]).layout.num_bytes();
   [[maybe_unused]] const int threads = threads_with(args.workspace, bytes);
   for (int64_t token = 0; token < num_tokens; ++token)
-    chosen_rows(op, args.in(Op::kChosen), token, num_tokens);
+    chosen_rows(op, args.in(Op::kChosen), token, num_rows);
   with_storage(args.in(Op::kQ).dtype, [&](auto storage) {
 #pragma omp parallel num_threads(threads)
     {
@@ -287,7 +290,7 @@ int64_t forward_workspace(const SparseAttention& op, std::span<const ValueType> 
 /// Threads beyond the key-value heads have no work.
 int64_t backward_workspace(const SparseAttentionBackward& op, std::span<const ValueType> inputs) {
   using Op = SparseAttentionBackward;
-  const BackwardLayout one(op.spec(), inputs[Op::kQ].shape[0], inputs[Op::kChosen].shape[1]);
+  const BackwardLayout one(op.spec(), inputs[Op::kK].shape[0], inputs[Op::kChosen].shape[1]);
   return std::min<int64_t>(omp_get_max_threads(), op.spec().num_kv_heads) * one.layout.num_bytes();
 }
 

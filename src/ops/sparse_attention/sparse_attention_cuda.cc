@@ -35,9 +35,9 @@ void sparse_attention(const SparseAttention& op, const KernelArgs& args) {
 }
 
 struct BackwardLayout {
-  BackwardLayout(const AttentionSpec& spec, int64_t num_tokens)
+  BackwardLayout(const AttentionSpec& spec, int64_t num_tokens, int64_t num_rows)
       : delta(layout.add<float>(spec.num_heads * num_tokens)),
-        choosers(layout.add<uint32_t>(num_tokens * cuda::chooser_words(num_tokens))) {}
+        choosers(layout.add<uint32_t>(num_rows * cuda::chooser_words(num_tokens))) {}
 
   WorkspaceLayout layout;
   int64_t delta;
@@ -46,7 +46,7 @@ struct BackwardLayout {
 
 void sparse_attention_backward(const SparseAttentionBackward& op, const KernelArgs& args) {
   using Op = SparseAttentionBackward;
-  const BackwardLayout at(op.spec(), args.in(Op::kQ).shape[0]);
+  const BackwardLayout at(op.spec(), args.in(Op::kQ).shape[0], args.in(Op::kK).shape[0]);
   const bool has_grad_lse = std::ssize(args.inputs) > Op::kGradLse;
   const cuda::SparseGrads grads = {
       .o = args.in(Op::kSavedO).data,
@@ -73,8 +73,10 @@ int64_t forward_workspace(const SparseAttention& op, std::span<const ValueType> 
 }
 
 int64_t backward_workspace(const SparseAttentionBackward& op, std::span<const ValueType> inputs) {
+  using Op = SparseAttentionBackward;
   check_sizes(op);
-  return BackwardLayout(op.spec(), inputs[SparseAttentionBackward::kQ].shape[0]).layout.num_bytes();
+  return BackwardLayout(op.spec(), inputs[Op::kQ].shape[0], inputs[Op::kK].shape[0])
+      .layout.num_bytes();
 }
 
 }  // namespace

@@ -23,15 +23,18 @@ OwnedTensor draw_choice(int64_t tokens, int64_t top_k) {
 
 class SparseAttentionCuda : public testing::GpuTest {
  protected:
-  void check(const AttentionSpec& spec, int64_t tokens, int64_t top_k, bool once = false) const {
+  /// `others`: rows of keys behind the tokens' own, which nobody chose.
+  void check(const AttentionSpec& spec, int64_t tokens, int64_t top_k, bool once = false,
+             int64_t others = 0) const {
     const OwnedTensor chosen = draw_choice(tokens, top_k);
+    const int64_t rows = tokens + others;
     testing::check_operator_on_gpu(
         make_sparse_attention(spec),
         [&](DType dtype) {
           return testing::OperatorInputs{{"xq", "xk", "xv", "chosen"},
                                          {{dtype, {tokens, spec.num_heads * spec.head_size}},
-                                          {dtype, {tokens, spec.num_kv_heads * spec.head_size}},
-                                          {dtype, {tokens, spec.num_kv_heads * spec.head_size_v}},
+                                          {dtype, {rows, spec.num_kv_heads * spec.head_size}},
+                                          {dtype, {rows, spec.num_kv_heads * spec.head_size_v}},
                                           {DType::kI32, {tokens, top_k}}}};
         },
         {0, 1}, cpu(), gpu(), {.values = {{"chosen", chosen}}, .once = once});
@@ -51,6 +54,7 @@ TEST_F(SparseAttentionCuda, Shapes) {
     check(heads(4, 2, 33, 7), 60, top_k);
     check(heads(3, 1, 576, 512), 40, top_k);
   }
+  check(heads(8, 1, 512, 512), 70, 20, false, 33);
   check(heads(2, 2, 16, 16), 0, 4);
   check(heads(2, 2, 16, 16), 1, 4);
 }

@@ -173,6 +173,18 @@ TEST(SparseAttention, GradientsMatchFiniteDifferences) {
   }
 }
 
+/// Keys behind the tokens' own, such as those of compressed tokens.
+TEST(SparseAttention, GradientsOfMoreKeysThanQueries) {
+  Random random(8, 2);
+  const Choice choice = {{}, {0, 6}, {1, 4, 5, 6}, {0, 1, 2, 3}};
+  for (const int64_t rows : {7, 9}) {
+    Problem problem(heads(4, 1, 6), choice, 4);
+    for (const int idx : {1, 2})
+      problem.inputs[idx].tensor = random_tensor(DType::kF32, {rows, 6}, random);
+    check_gradients(make_sparse_attention(problem.spec), kernels(), problem.inputs);
+  }
+}
+
 /// The choice decides: keys that are not chosen may be anything.
 TEST(SparseAttention, OtherKeysDoNotMatter) {
   const Choice choice = {{0}, {0}, {0, 2}, {2, 3}};
@@ -265,6 +277,33 @@ TEST(SparseAttention, CountsTheChosen) {
   EXPECT_EQ(flops(10, 10, 4, 0), kPair * (10 + 6 * 4));
   EXPECT_EQ(flops(10, 10, 4, 5), kPair * 2 * (10 + 4));
   EXPECT_EQ(flops(1, 100, 4, 50), kPair * 4);
+}
+
+TEST(SparseAttention, CountsWindowsAndEntries) {
+  const auto pairs = [](int64_t tokens, int64_t length, const SparseSight& sight) {
+    const std::vector<ValueType> inputs = {{DType::kF32, {tokens, 16}},
+                                           {DType::kF32, {tokens + 4, 16}},
+                                           {DType::kF32, {tokens + 4, 16}},
+                                           {DType::kI32, {tokens, 20}}};
+    AttentionSpec spec = heads(2, 2, 8);
+    spec.sequence_length = length;
+    const SparseAttention op(spec, sight);
+    return op.cost(inputs, op.infer(inputs)).flops / (2 * 2 * 16);
+  };
+  const auto counted = [](int64_t length, const SparseSight& sight) {
+    int64_t count = 0;
+    for (int64_t n = 1; n <= length; ++n)
+      count += std::min(n, sight.window) + std::min(n / sight.rate, sight.entries);
+    return static_cast<double>(count);
+  };
+  for (const SparseSight& sight : {SparseSight{.window = 3, .rate = 4, .entries = 100},
+                                   SparseSight{.window = 5, .rate = 1, .entries = 2},
+                                   SparseSight{.window = 100, .rate = 7, .entries = 3}}) {
+    for (const int64_t length : {1, 3, 8, 30, 43}) {
+      EXPECT_NEAR(pairs(length, 0, sight), counted(length, sight), 1e-6) << length;
+      EXPECT_NEAR(pairs(4 * length, length, sight), 4 * counted(length, sight), 1e-6) << length;
+    }
+  }
 }
 
 TEST(SparseAttention, RefusesWhatDoesNotFit) {

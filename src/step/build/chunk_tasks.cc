@@ -235,7 +235,9 @@ void ChunkTasks::add_layer_backward(const StepRun& run, Task& task) {
     weights ? read(task, embedded_gradient(mtp, holder))
             : write(task, embedded_gradient(mtp, holder));
   }
-  if (balances_model_ && programs_.config.is_moe_layer(chunk_.first_layer + run.ref.idx))
+  const int64_t layer = chunk_.first_layer + run.ref.idx;
+  if (balances_model_ && programs_.config.is_moe_layer(layer) &&
+      !programs_.config.is_hash_layer(layer))
     read(task, balance_gradients(holder));
   weights ? read(task, gradient(input, holder)) : write(task, gradient(input, holder));
   if (!programs_.part.split_weights) return;

@@ -176,6 +176,50 @@ inline std::vector<LayoutCase> model_layouts() {
          m.index = {.top_k = 3, .num_heads = 9, .head_size = 6};
          m.mtp_layers = 1;
        }},
+      {"compressed_attention_of_a_ring", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kCompressed;
+         m.num_kv_heads = 0;
+         m.window = 4;
+         m.attention_sinks = true;
+         m.compressed = {.query_rank = 7, .rope_size = 2, .output_groups = 2, .output_rank = 5};
+       }},
+      {"compressed_attention_of_exchanged_heads", 2,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.attention = AttentionParallel::kUlysses;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kCompressed;
+         m.num_kv_heads = 0;
+         m.compressed = {.query_rank = 7, .rope_size = 2, .output_groups = 4, .output_rank = 5};
+       }},
+      {"compressed_tokens", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.ep = 2;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kCompressed;
+         m.num_kv_heads = 0;
+         m.window = 3;
+         m.attention_sinks = true;
+         m.compressed = {.query_rank = 7,
+                         .rope_size = 2,
+                         .output_groups = 2,
+                         .output_rank = 5,
+                         .sparse_rate = 2,
+                         .heavy_rate = 3,
+                         .sparse_layers = {1},
+                         .heavy_layers = {0}};
+         m.index = {.top_k = 2, .num_heads = 9, .head_size = 6};
+       },
+       true},
       {"gated_delta", 4,
        [](P& p) {
          p.layout.tp = 2;
@@ -267,6 +311,26 @@ inline std::vector<LayoutCase> model_layouts() {
          m.moe.normalize_top_k = false;
          m.moe.shared_inner_size = 8;
        }},
+      {"hash_layers", 8,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.cp = 2;
+       },
+       [](M& m) {
+         m.moe.hash_layers = {0, 1};
+         m.moe.score = ScoreFunction::kSqrtSoftplus;
+         m.moe.balance_scope = BalanceTokens::kModel;
+       }},
+      {"residual_streams", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.pp = 2;
+         p.layout.cp = 2;
+         p.layout.ep = 2;
+       },
+       [](M& m) { m.residual_streams = 3; }},
       {"windows_of_their_own_heads", 4, [](P& p) { p.layout.tp = 4; },
        [](M& m) {
          m.window = 5;

@@ -139,10 +139,11 @@ class BoundBlock {
   bool has_experts() const { return layout_.has(Port::kZLoss); }
   DifferentiateRequest request() const {
     DifferentiateRequest request{{layout_.at(Port::kHiddenOut)}, {layout_.at(Port::kHidden)}};
-    if (has_experts())
-      request.outputs.insert(request.outputs.end(), {layout_.at(Port::kZLoss), balance()});
+    if (has_experts()) request.outputs.push_back(layout_.at(Port::kZLoss));
+    if (is_balanced()) request.outputs.push_back(balance());
     return request;
   }
+  bool is_balanced() const { return layout_.has(Port::kBalanceLoss); }
   /// Through which value the balance loss gives its gradient.
   ValueId balance() const {
     return settings_.model.moe.balance_scope == BalanceTokens::kModel
@@ -177,6 +178,8 @@ class BoundBlock {
       fill(at(forward_, layout_.at(Port::kPositions)), positions());
     if (layout_.has(Port::kCuSeqlens))
       fill(at(forward_, layout_.at(Port::kCuSeqlens)), sequence_bounds());
+    if (layout_.has(Port::kOwnTokens))
+      fill(at(forward_, layout_.at(Port::kOwnTokens)), token_ids());
     bind_places();
   }
 
@@ -213,7 +216,7 @@ class BoundBlock {
     const MoeConfig& moe = settings_.model.moe;
     fill(at(backward_, backward_of(grads, layout_.at(Port::kZLoss))),
          static_cast<float>(moe.z_loss_coefficient));
-    if (balance() == layout_.at(Port::kBalanceLoss))
+    if (is_balanced() && balance() == layout_.at(Port::kBalanceLoss))
       fill(at(backward_, backward_of(grads, layout_.at(Port::kBalanceLoss))),
            static_cast<float>(moe.balance_coefficient));
   }
@@ -223,6 +226,13 @@ class BoundBlock {
     for (int64_t i = 0; i < shape_.num_tokens; ++i)
       positions[i] = static_cast<int32_t>(i % shape_.sequence_length);
     return positions;
+  }
+  /// Ids one after the other, which a table of experts gives even loads.
+  std::vector<int32_t> token_ids() const {
+    std::vector<int32_t> ids(shape_.num_tokens);
+    for (int64_t i = 0; i < shape_.num_tokens; ++i)
+      ids[i] = static_cast<int32_t>(i % settings_.model.vocab_size);
+    return ids;
   }
   std::vector<int32_t> sequence_bounds() const {
     std::vector<int32_t> bounds;

@@ -40,6 +40,10 @@ TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithChosenKeys) {
   check(DType::kF32, 1e-3, testing::make_indexed);
 }
 
+TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithCompressedTokens) {
+  check(DType::kF32, 1e-3, testing::make_compressed);
+}
+
 TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithStates) {
   check(DType::kF32, 1e-3, testing::make_delta);
 }

@@ -79,6 +79,11 @@ TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithChosenKeys) {
   expect_invariant(rig);
 }
 
+TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithCompressedTokens) {
+  Rig rig(DType::kBF16, testing::make_compressed);
+  expect_invariant(rig);
+}
+
 TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithStates) {
   Rig rig(DType::kBF16, testing::make_delta);
   expect_invariant(rig);
@@ -139,6 +144,11 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithLatents) {
 
 TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithChosenKeys) {
   Rig rig(DType::kF32, testing::make_indexed);
+  expect_as_the_generator(rig);
+}
+
+TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithCompressedTokens) {
+  Rig rig(DType::kF32, testing::make_compressed);
   expect_as_the_generator(rig);
 }
 

@@ -65,6 +65,24 @@ inline void make_indexed(ModelConfig& model) {
   model.index = {.top_k = 11, .num_heads = 8, .head_size = 6};
 }
 
+/// Compressed attention, to chosen entries in one layer and to all in the other.
+inline void make_compressed(ModelConfig& model) {
+  model.attention = AttentionKind::kCompressed;
+  model.num_kv_heads = 0;
+  model.window = 9;
+  model.attention_sinks = true;
+  model.compressed = {.query_rank = 12,
+                      .rope_size = 4,
+                      .output_groups = 2,
+                      .output_rank = 7,
+                      .sparse_rate = 2,
+                      .heavy_rate = 11,
+                      .sparse_layers = {0},
+                      .heavy_layers = {1}};
+  model.compressed_rope = {.base = 100};
+  model.index = {.top_k = 11, .num_heads = 8, .head_size = 6};
+}
+
 /// Gated DeltaNet in one layer, whose states are kept in slots.
 inline void make_delta(ModelConfig& model) {
   model.delta = {

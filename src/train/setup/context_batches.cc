@@ -77,6 +77,8 @@ void validate_layers(const ModelConfig& model) {
            "only attention shares documents among several ranks; leave it out");
   refuse(model.has_chunks(), "model.window_kind = \"chunked\"",
          "chunks would be dealt out to ranks as documents are; leave it out");
+  refuse(model.compressed.has_entries(), "[compressed] with layers of compressed tokens",
+         "tokens are compressed where all of their sequence are; leave it out");
   refuse(model.index.is_on(), "index.top_k", "chosen keys are those of one rank; leave it out");
 }
 
@@ -86,6 +88,8 @@ void validate_experts(const MoeConfig& moe) {
          "which documents share a micro-batch depends on the layout; set it to \"sequence\"");
   refuse(moe.capacity_factor > 0, "moe.capacity_factor",
          "what is dropped would depend on which documents share a micro-batch; leave it out");
+  refuse(!moe.hash_layers.empty(), "moe.hash_layers",
+         "tokens that only fill micro-batches would have the experts of their ids; leave it out");
   refuse(moe.routing != Routing::kTopK, "moe.routing other than \"top_k\"",
          "the choice would depend on which documents share a micro-batch; leave it out");
   refuse(moe.top_p < 1, "moe.top_p",

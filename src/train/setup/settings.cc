@@ -372,6 +372,13 @@ void validate_layer_scalars(const Settings& settings) {
           "alone; set optim.shard = \"state\"");
 }
 
+void validate_hash_tables(const Settings& settings) {
+  require(
+      settings.model.moe.hash_layers.empty() || settings.shard.scope != ShardScope::kFull,
+      "the tables of moe.hash_layers are not trained, and optim.shard = \"full\" spreads trained "
+      "weights alone; set optim.shard = \"state\"");
+}
+
 /// What an indexer, whose weights are not trained, does not go with.
 void validate_indexer(const Settings& settings) {
   const int64_t top_k = settings.model.index.top_k;
@@ -385,6 +392,15 @@ void validate_indexer(const Settings& settings) {
       "optim.qk_clip is {}, but with index.top_k {} tokens see some keys alone, and the largest "
       "logits are measured of all; leave one of them out",
       settings.qk_clip, top_k);
+}
+
+/// The largest logits are measured of keys that all heads' queries see.
+void validate_compression(const Settings& settings) {
+  require(settings.qk_clip == 0 || !settings.model.is_compressed(),
+          "optim.qk_clip is {}, which scales the rows of query and key projections, but "
+          "model.attention is \"compressed\", whose queries and keys are normed behind them; set "
+          "optim.qk_clip to 0",
+          settings.qk_clip);
 }
 
 /// The step that a token's loss is weighted in must be the one whose probabilities were found.
@@ -434,7 +450,9 @@ void validate(const Settings& settings) {
   validate_qk_clip(settings);
   validate_adapters(settings);
   validate_layer_scalars(settings);
+  validate_hash_tables(settings);
   validate_indexer(settings);
+  validate_compression(settings);
   validate_schedule(settings);
   validate_gradients(settings);
   validate_contexts(settings);

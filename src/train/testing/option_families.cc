@@ -12,6 +12,19 @@ void use_latent_attention(Settings& s) {
       .query_rank = 24, .kv_rank = 16, .nope_size = 32, .rope_size = 16, .value_size = 32};
 }
 
+void use_compressed_attention(Settings& s) {
+  s.model.attention = AttentionKind::kCompressed;
+  s.model.num_kv_heads = 0;
+  s.model.window = 5;
+  s.model.attention_sinks = true;
+  s.model.compressed = {.query_rank = 24,
+                        .rope_size = 16,
+                        .output_groups = 2,
+                        .output_rank = 24,
+                        .sparse_rate = 2,
+                        .heavy_rate = 8};
+}
+
 void scale_rope(Settings& s, RopeScaling scaling) {
   s.model.rope.scaling = scaling;
   s.model.rope.factor = 4;
@@ -58,6 +71,13 @@ constexpr OptionFamily kFamilies[] = {
     {"latent_attention", use_latent_attention},
     {"chosen_keys", [](Settings& s) { use_latent_attention(s);
                                       s.model.index = {.top_k = 9, .num_heads = 8, .head_size = 20}; }},
+    {"compressed_attention", use_compressed_attention},
+    {"compressed_tokens", [](Settings& s) { use_compressed_attention(s);
+                                            s.model.compressed.sparse_layers = {0};
+                                            s.model.compressed.heavy_layers = {1};
+                                            s.model.compressed_rope = {.base = 100};
+                                            s.model.index = {.top_k = 6, .num_heads = 8,
+                                                             .head_size = 20}; }},
     {"latent_attention_whole_queries", [](Settings& s) { use_latent_attention(s);
                                                          s.model.latent.query_rank = 0; }},
     {"attention_sinks", [](Settings& s) { s.model.attention_sinks = true; s.model.window = 5;
@@ -165,6 +185,11 @@ constexpr OptionFamily kFamilies[] = {
                                        s.model.layer_scalars = true;
                                        s.model.logit_softcap = 5;
                                        s.train.recompute = {"all"}; }},
+    {"residual_streams", [](Settings& s) { s.model.residual_streams = 4;
+                                           s.model.residual_sinkhorn_iterations = 6; }},
+    {"residual_streams_recomputed", [](Settings& s) { s.model.residual_streams = 2;
+                                                      s.model.moe.shared_inner_size = 32;
+                                                      s.train.recompute = {"all"}; }},
     // Experts.
     {"probabilities_on_input", [](Settings& s) { s.model.moe.probs_on_input = true;
                                                  s.model.moe.mlp_bias = true;
@@ -217,6 +242,13 @@ constexpr OptionFamily kFamilies[] = {
                                               s.model.moe.bias_update_speed = 0.01; }},
     {"softmax_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01;
                                        s.model.moe.balance_coefficient = 0; }},
+    {"roots_of_softplus", [](Settings& s) { s.model.moe.score = ScoreFunction::kSqrtSoftplus;
+                                            s.model.moe.score_scale = 1.5;
+                                            s.model.moe.bias_update_speed = 0.01;
+                                            s.model.activation = Activation::kSwiGLUClamped; }},
+    {"hash_layers", [](Settings& s) { s.model.moe.hash_layers = {0};
+                                      s.model.moe.score = ScoreFunction::kSqrtSoftplus;
+                                      s.model.moe.bias_update_speed = 0.01; }},
     {"scores_after_top_k", [](Settings& s) { s.model.moe.score_order = ScoreOrder::kAfterTopK; }},
     {"not_normalized", [](Settings& s) { s.model.moe.normalize_top_k = false;
                                          s.model.moe.z_loss_coefficient = 0.01; }},

@@ -111,7 +111,8 @@ void draw_attention(Draw& draw, RandomLayout& result) {
 }
 
 void draw_router(Draw& draw, MoeConfig& moe) {
-  moe.score = draw.of({ScoreFunction::kSoftmax, ScoreFunction::kSigmoid});
+  moe.score =
+      draw.of({ScoreFunction::kSoftmax, ScoreFunction::kSigmoid, ScoreFunction::kSqrtSoftplus});
   moe.score_order = moe.score == ScoreFunction::kSoftmax && draw.chance(3)
                         ? ScoreOrder::kAfterTopK
                         : ScoreOrder::kBeforeTopK;
@@ -179,7 +180,8 @@ void draw_biases(Draw& draw, RandomLayout& result) {
   if (model.moe.num_experts == 0) return;
   model.moe.mlp_bias = draw.chance(3);
   model.moe.router_bias = draw.chance(3);
-  if (draw.chance(4)) model.activation = Activation::kSwiGLUOai;
+  if (draw.chance(4))
+    model.activation = draw.of({Activation::kSwiGLUOai, Activation::kSwiGLUClamped});
 }
 
 /// What scales hidden states, scores and logits, and when heads are normed.
@@ -437,6 +439,9 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_chunks(draw, result);
     draw_expert_norms(draw, result);
     draw_normed_prediction(draw, result.settings);
+    draw_compressed(draw, result);
+    draw_hash_layers(draw, result);
+    draw_streams(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -97,6 +97,56 @@ void draw_chunks(Draw& draw, RandomLayout& result) {
   if (!model.has_temperatures()) model.temperature_scale = 0;
 }
 
+namespace {
+
+/// Without what compressed attention does not go with.
+void clear_attention(ModelConfig& model) {
+  const ModelConfig plain;
+  model.attention = AttentionKind::kCompressed;
+  model.num_kv_heads = 0;
+  model.qk_norm = QkNorm::kNone;
+  model.norm_after_rotation = model.qkv_bias = model.output_bias = false;
+  model.attention_gate = model.value_norm = model.keys_as_values = model.window_sinks = false;
+  model.own_window_rope = false;
+  model.value_size = model.window_heads = model.window_kv_heads = model.window_head_size = 0;
+  model.value_multiplier = 1;
+  model.temperature_scale = 0;
+  model.window_layers.clear();
+  model.window_kind = WindowKind::kSliding;
+  model.rope = {.interleaved = model.rope.interleaved};
+  model.window_rope = plain.window_rope;
+}
+
+}  // namespace
+
+void draw_compressed(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const ParallelSpec& parallel = result.settings.parallel;
+  if (model.is_latent() || result.settings.qk_clip > 0 || !draw.chance(6)) return;
+  clear_attention(model);
+  const int64_t tp = parallel.layout.tp;
+  model.compressed = {.query_rank = 8 + draw.upto(4),
+                      .rope_size = draw.of<int64_t>({2, 4}),
+                      .output_groups = tp * draw.divisor(model.num_heads / tp),
+                      .output_rank = 3 + draw.upto(4),
+                      .sparse_rate = 1 + draw.upto(3),
+                      .heavy_rate = 2 + draw.upto(4)};
+  const bool spreads_tokens =
+      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
+  if (spreads_tokens) return;
+  if (model.window == 0) model.window = 2 + draw.upto(5);
+  const bool indexes = result.settings.shard.scope != ShardScope::kFull;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (!model.is_attention_layer(layer) || draw.chance(3)) continue;
+    const bool sparse = indexes && draw.chance(2);
+    (sparse ? model.compressed.sparse_layers : model.compressed.heavy_layers).push_back(layer);
+  }
+  constexpr int64_t kAll = 1000;
+  if (!model.compressed.sparse_layers.empty())
+    model.index = {.top_k = kAll, .num_heads = 2, .head_size = 6};
+  if (model.compressed.has_entries()) model.compressed_rope = {.base = 100};
+}
+
 void draw_expert_norms(Draw& draw, RandomLayout& result) {
   MoeConfig& moe = result.settings.model.moe;
   if (moe.num_experts == 0) return;
@@ -106,6 +156,27 @@ void draw_expert_norms(Draw& draw, RandomLayout& result) {
   moe.expert_scale = draw.chance(4);
   moe.separate_norms = moe.shared_inner_size > 0 && draw.chance(3);
   if (moe.separate_norms) result.settings.model.norm_eps = kEpsilonBehind;
+}
+
+void draw_streams(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  if (model.mtp_layers > 0 || !draw.chance(4)) return;
+  model.residual_streams = 2 + draw.upto(3);
+  model.residual_sinkhorn_iterations = 1 + draw.upto(8);
+}
+
+void draw_hash_layers(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const MoeConfig& moe = model.moe;
+  const bool may = moe.num_groups == 1 && moe.zero_experts == 0 && moe.top_p == 1 &&
+                   !moe.experts_choose() && !result.settings.parallel.dynamic_cp &&
+                   result.settings.shard.scope != ShardScope::kFull;
+  if (!may || !draw.chance(4)) return;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const bool is_of_prediction = model.mtp_layers > 0 && layer == model.num_layers - 1;
+    if (model.is_moe_layer(layer) && !is_of_prediction && draw.chance(2))
+      model.moe.hash_layers.push_back(layer);
+  }
 }
 
 }  // namespace tessera::testing

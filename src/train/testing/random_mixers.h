@@ -20,7 +20,17 @@ void draw_mixed(Draw& draw, RandomLayout& result);
 /// Windows that are chunks, plain norms of queries and keys, and temperatures of queries.
 void draw_chunks(Draw& draw, RandomLayout& result);
 
+/// Compressed attention in place of another kind: windows alone where tokens of a sequence are
+/// spread, else also compressed tokens, all of which are seen, so that rounding flips no choice.
+void draw_compressed(Draw& draw, RandomLayout& result);
+
 /// Probabilities before experts, and norms and scales of routers and experts of their own.
 void draw_expert_norms(Draw& draw, RandomLayout& result);
+
+/// Several residual streams.
+void draw_streams(Draw& draw, RandomLayout& result);
+
+/// Tables of token ids that choose experts in some layers.
+void draw_hash_layers(Draw& draw, RandomLayout& result);
 
 }  // namespace tessera::testing

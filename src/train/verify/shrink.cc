@@ -14,6 +14,23 @@ int64_t at_most(int64_t size, int64_t limit, int64_t unit) {
   return std::min(size, (limit + unit - 1) / unit * unit);
 }
 
+void shrink_index(IndexConfig& index, int64_t head) {
+  index.top_k = std::min<int64_t>(index.top_k, 5);
+  index.num_heads = std::min<int64_t>(index.num_heads, 8);
+  index.head_size = std::min(index.head_size, head);
+}
+
+void shrink_compressed(ModelConfig& model, int64_t head) {
+  CompressedConfig& compressed = model.compressed;
+  model.head_size = std::min(model.head_dim(), head);
+  compressed.query_rank = std::min<int64_t>(compressed.query_rank, 24);
+  compressed.rope_size = std::min<int64_t>(compressed.rope_size, 4);
+  compressed.output_rank = std::min<int64_t>(compressed.output_rank, 6);
+  compressed.sparse_rate = std::min<int64_t>(compressed.sparse_rate, 2);
+  compressed.heavy_rate = std::min<int64_t>(compressed.heavy_rate, 3);
+  if (model.index.is_on()) shrink_index(model.index, head);
+}
+
 void shrink_attention(ModelConfig& model) {
   constexpr int64_t kHead = 8;
   if (model.is_latent()) {
@@ -23,10 +40,9 @@ void shrink_attention(ModelConfig& model) {
     latent.nope_size = std::min(latent.nope_size, kHead);
     latent.rope_size = std::min<int64_t>(latent.rope_size, 4);
     latent.value_size = std::min<int64_t>(latent.value_size, 6);
-    IndexConfig& index = model.index;
-    index.top_k = std::min<int64_t>(index.top_k, 5);
-    index.num_heads = std::min<int64_t>(index.num_heads, 8);
-    index.head_size = std::min(index.head_size, kHead);
+    shrink_index(model.index, kHead);
+  } else if (model.is_compressed()) {
+    shrink_compressed(model, kHead);
   } else {
     model.head_size = std::min(model.head_dim(), kHead);
     model.window_head_size = std::min(model.window_head_size, 2 * kHead);
@@ -59,6 +75,27 @@ bool keep_first_windows(ModelConfig& model, int64_t num_layers) {
   return true;
 }
 
+/// Layers from the first on until there is one of each list, if it has any; those behind them are
+/// in none then.
+int64_t keep_first_compressed(CompressedConfig& compressed, int64_t num_layers) {
+  for (std::vector<int64_t>* layers : {&compressed.sparse_layers, &compressed.heavy_layers}) {
+    if (!layers->empty()) num_layers = std::max(num_layers, *std::ranges::min_element(*layers) + 1);
+  }
+  for (std::vector<int64_t>* layers : {&compressed.sparse_layers, &compressed.heavy_layers})
+    std::erase_if(*layers, [&](int64_t layer) { return layer >= num_layers; });
+  return num_layers;
+}
+
+/// Leaves out the layers behind the first `num_layers` whose experts tables give; where these are
+/// all that are left, all but the first, so that there are both kinds. The last layer may be one
+/// of prediction, which has none.
+void keep_first_hash_layers(ModelConfig& model, int64_t num_layers) {
+  std::vector<int64_t>& layers = model.moe.hash_layers;
+  const int64_t end = num_layers - (model.mtp_layers > 0 ? 1 : 0);
+  std::erase_if(layers, [&](int64_t layer) { return layer >= end; });
+  if (num_layers > 1 && std::ssize(layers) == num_layers) layers.resize(1);
+}
+
 /// Few layers that still are of every kind and fill every stage.
 void shrink_depth(Settings& settings) {
   if (!settings.parallel.pipeline_layout.empty()) return;
@@ -71,7 +108,9 @@ void shrink_depth(Settings& settings) {
     for (const int64_t layer : model.window_layers) layers = std::max(layers, layer + 1);
   }
   for (const int64_t layer : model.moe.dense_layers) layers = std::max(layers, layer + 1);
+  layers = keep_first_compressed(model.compressed, std::min(layers, model.num_layers));
   model.num_layers = std::min(layers, model.num_layers);
+  keep_first_hash_layers(model, model.num_layers);
 }
 
 }  // namespace

@@ -1,0 +1,30 @@
+#include "model/config/residual_options.h"
+
+#include "core/error.h"
+#include "model/config/limits.h"
+#include "ops/stream_weights/stream_rule.h"
+
+namespace tessera {
+
+void add_residual_options(ConfigSchema& schema, ModelConfig& config) {
+  schema.add("model.residual_streams", &config.residual_streams,
+             "Streams of the hidden states, which mixer and MLP read, join and mix by weights that "
+             "each token gives itself (manifold-constrained hyper-connections, as in DeepSeek-V4); "
+             "1: they add to one",
+             between(1, kMaxStreams));
+  schema.add("model.residual_sinkhorn_iterations", &config.residual_sinkhorn_iterations,
+             "Steps of Sinkhorn's iteration that make the mixing all but doubly stochastic",
+             between(1, kMaxSinkhornIterations));
+  schema.add("model.residual_eps", &config.residual_eps,
+             "Epsilon of the streams' weights and of that iteration",
+             {.min = 0, .max = 1, .min_open = true});
+}
+
+void validate_residual(const ModelConfig& config) {
+  require(!config.has_streams() || config.mtp_layers == 0,
+          "model.residual_streams is {}, and layers of multi-token prediction join an embedding to "
+          "one stream; set model.mtp_layers to 0, or model.residual_streams to 1",
+          config.residual_streams);
+}
+
+}  // namespace tessera
