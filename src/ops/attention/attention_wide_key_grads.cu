@@ -17,9 +17,7 @@ using key_grads::Steps;
 constexpr int kBlockRows = 64;
 constexpr int kBlocksOfItem = kTensorBlock / kBlockRows;
 constexpr int kSentBuffers = 2;
-constexpr int kProbsFull = 2;  // barriers of both warpgroups that multiply
-constexpr int kProbsEmpty = 3;
-constexpr int kSendBarrier = 4;  // of the keys' warpgroup
+constexpr int kSendBarrier = 2;  // of the keys' warpgroup
 
 template <int kDepth, int kDepthV>
 struct Shared {
@@ -40,9 +38,13 @@ struct Shared {
   Barrier full[kStages];
   Barrier sums_full[kStages];  // of lse and delta
   Barrier empty[kStages];
+  Barrier probs_full;
+  Barrier probs_empty;
 
   __device__ void init() {
     rows_full.init(1);
+    probs_full.init(kWarpgroup);
+    probs_empty.init(kWarpgroup);
     for (int s = 0; s < kStages; ++s) {
       full[s].init(1);
       sums_full[s].init(32);
@@ -119,19 +121,19 @@ template <int kDepth, int kDepthV, bool kRing>
 struct ValueSums {
   using Memory = Shared<kDepth, kDepthV>;
   Stages<kDepth, kDepthV, kRing> stages;
-  bool is_first = true;
+  uint32_t parity = 0;  ///< of the probabilities' turn
   float grad_v[kDepthV / 2];
 
   /// Leaves probabilities to the other warpgroup, when it has read those before.
   __device__ __forceinline__ void send(const float (&probs)[kPairs]) {
-    if (!is_first) sync_threads(kProbsEmpty, kConsumerThreads);
-    is_first = false;
+    stages.shared.probs_empty.wait(parity ^ 1);
+    parity ^= 1;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
 #pragma unroll
     for (int i = 0; i < kPairs / 4; ++i)
       stages.shared.probs[i][thread] =
           make_float4(probs[4 * i], probs[4 * i + 1], probs[4 * i + 2], probs[4 * i + 3]);
-    arrive_threads(kProbsFull, kConsumerThreads);
+    stages.shared.probs_full.arrive();
   }
 
   __device__ __forceinline__ void add(const RingCursor<Memory::kStages>& cursor, int query) {
@@ -160,7 +162,6 @@ struct ValueSums {
   __device__ __forceinline__ void run() {
     clear_values(grad_v);
     stages.run([&](const auto& cursor, int, int query) { add(cursor, query); });
-    if (!is_first) sync_threads(kProbsEmpty, kConsumerThreads);  // as often as the other arrives
     stages.template store<kDepthV>(stages.params.grad_v, grad_v, 1,
                                    stages.params.heads.head_size_v);
   }
@@ -174,11 +175,13 @@ struct KeySums {
   int half;  ///< of the item's keys
   bool keeps_pairs;
   int turn = 0;
+  uint32_t parity = 0;  ///< of the probabilities' turn
   float grad_k[kDepth / 2];
 
   /// The probabilities that the other warpgroup has computed.
-  __device__ __forceinline__ void receive(float (&probs)[kPairs]) const {
-    sync_threads(kProbsFull, kConsumerThreads);
+  __device__ __forceinline__ void receive(float (&probs)[kPairs]) {
+    stages.shared.probs_full.wait(parity);
+    parity ^= 1;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
 #pragma unroll
     for (int i = 0; i < kPairs / 4; ++i) {
@@ -188,7 +191,7 @@ struct KeySums {
       probs[4 * i + 2] = four.z;
       probs[4 * i + 3] = four.w;
     }
-    arrive_threads(kProbsEmpty, kConsumerThreads);
+    stages.shared.probs_empty.arrive();
   }
 
   __device__ __forceinline__ void keep_pairs(const uint32_t (&factors)[kQueries / 16][4], int head,

@@ -21,6 +21,11 @@ struct Case {
   }
 };
 
+bool is_fast(const KdaSpec& spec) {
+  const auto fits = [](int64_t size) { return size == 64 || size == 128; };
+  return fits(spec.key_size) && fits(spec.value_size);
+}
+
 /// Decays and strengths as models have them: below 0, and between 0 and 1.
 OwnedTensor random_gates(const Shape& shape, Random& random, float decay) {
   OwnedTensor gates = testing::random_tensor(DType::kF32, shape, random);
@@ -45,7 +50,8 @@ class KdaCuda : public testing::GpuTest {
     how.values = {{"cu_seqlens", ends}, {decay_name, decay}, {"x_beta", beta}};
     // Gradients of decays are sums of later tokens' terms that may nearly vanish.
     how.tolerance_f32 = 3e-3;
-    how.tolerance_bf16 = 2e-2;
+    // On tensor cores states and what tokens write are rounded, and little may be left of a row.
+    how.tolerance_bf16 = is_fast(c.spec) ? 5e-2 : 2e-2;
     testing::check_operator_on_gpu(
         make_kda(c.spec),
         [&](DType dtype) -> testing::OperatorInputs {
