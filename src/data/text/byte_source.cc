@@ -33,22 +33,22 @@ class PlainSource final : public ByteSource {
 
 }  // namespace
 
-Compression compression_of(const std::filesystem::path& path) {
+FileCompression compression_of(const std::filesystem::path& path) {
   const std::string extension = path.extension().string();
-  if (extension == ".gz") return Compression::kGzip;
-  if (extension == ".zst") return Compression::kZstd;
-  return extension == ".xz" ? Compression::kXz : Compression::kNone;
+  if (extension == ".gz") return FileCompression::kGzip;
+  if (extension == ".zst") return FileCompression::kZstd;
+  return extension == ".xz" ? FileCompression::kXz : FileCompression::kNone;
 }
 
 std::unique_ptr<ByteSource> open_byte_source(const std::filesystem::path& path) {
   switch (compression_of(path)) {
-    case Compression::kGzip:
+    case FileCompression::kGzip:
       return open_gzip(path);
-    case Compression::kZstd:
+    case FileCompression::kZstd:
       return open_zstd(path);
-    case Compression::kXz:
+    case FileCompression::kXz:
       return open_xz(path);
-    case Compression::kNone:
+    case FileCompression::kNone:
       break;
   }
   return std::make_unique<PlainSource>(path);

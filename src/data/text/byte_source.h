@@ -8,9 +8,9 @@
 namespace tessera {
 
 /// How a file is compressed; its name's ending says so: .gz, .zst or .xz.
-enum class Compression { kNone, kGzip, kZstd, kXz };
+enum class FileCompression { kNone, kGzip, kZstd, kXz };
 
-Compression compression_of(const std::filesystem::path& path);
+FileCompression compression_of(const std::filesystem::path& path);
 
 /// The content of a file from start to end, decompressed. Errors of the file, of its compression
 /// (damage, an end in the middle) and of the system are UserErrors with the file's name.

@@ -22,7 +22,7 @@ bool is_hidden(const fs::path& path) {
 
 /// The ending of the name below that of a compression.
 std::string content_extension(const fs::path& path) {
-  const bool compressed = compression_of(path) != Compression::kNone;
+  const bool compressed = compression_of(path) != FileCompression::kNone;
   return compressed ? path.stem().extension().string() : path.extension().string();
 }
 

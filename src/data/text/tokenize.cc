@@ -95,7 +95,7 @@ class Tokenization {
   void check_damage(const TextChunk& chunk, const EncodedChunk& encoded) {
     const TextFile& file = file_at(chunk.begin.file);
     state_.damage.add(encoded.damage);
-    const bool plain = compression_of(file.path) == Compression::kNone;
+    const bool plain = compression_of(file.path) == FileCompression::kNone;
     if (plain || chunk.ends_file) {
       const int64_t content = std::max(chunk.content_bytes, plain ? file.num_bytes : 0);
       require_text(state_.damage, content, file.path);
