@@ -119,7 +119,7 @@ void clear_attention(ModelConfig& model) {
 
 }  // namespace
 
-void draw_compressed(Draw& draw, RandomLayout& result) {
+void draw_compressed_attention(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
   const ParallelSpec& parallel = result.settings.parallel;
   if (model.is_latent() || result.settings.qk_clip > 0 || !draw.chance(6)) return;
