@@ -1,9 +1,12 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "checkpoint/format/safetensors.h"
+#include "comm/planned_world.h"
+#include "model/build/layer_builder.h"
 #include "model/run/model_testing.h"
 #include "ops/testing/op_test.h"
 
@@ -87,6 +90,27 @@ TEST(CompressedAttention, IsThatOfTransformers) {
     ++compared;
   }
   EXPECT_EQ(compared, 3 * 9 + 2 * 4 + 3);
+}
+
+/// Ranks that have some of a sequence's tokens cannot compress them.
+TEST(CompressedAttention, RefusesTokensThatAreSpread) {
+  ModelConfig config = fixture_config();
+  const BatchShape shape = tiny_shape(2, 32);
+  StageGroups groups = single_rank_groups();
+  const CommunicatorPtr two = make_planned_world(0, 2)->make_world_group();
+  groups.micro_batch = two;
+  const auto expect_refused = [&](const char* message) {
+    EXPECT_THAT([&] { check_shares(config, shape, groups); },
+                ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(message)));
+  };
+  expect_refused("compress tokens of whole sequences; set parallel.cp to 1");
+  groups.tp = two;
+  EXPECT_NO_THROW(check_shares(config, shape, groups));
+  groups.policy.replicated_attention = true;
+  expect_refused("spread heads instead");
+  groups.policy.replicated_attention = false;
+  config.compressed.output_groups = 1;
+  expect_refused("compressed.output_groups");
 }
 
 }  // namespace

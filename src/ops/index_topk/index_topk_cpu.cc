@@ -200,6 +200,11 @@ Seen seen_entries(const IndexTopkEntries& op, const KeptTokens& tokens, int64_t 
           .pages = tokens.pages(token)};
 }
 
+/// Entries of a sequence at most, of so many rows of keys.
+int64_t longest_entries(KeptRows kept, int64_t num_rows, int64_t pages_per_sequence) {
+  return kept == KeptRows::kPaged ? pages_per_sequence * kPageTokens : num_rows;
+}
+
 void index_topk_entries(const IndexTopkEntries& op, const KernelArgs& args) {
   using Op = IndexTopkEntries;
   const KeptTokens tokens(op.kept(), args, Op::kPositions, Op::kFirstKept);
@@ -214,7 +219,9 @@ void index_topk_entries(const IndexTopkEntries& op, const KernelArgs& args) {
                   "token {} sees entries up to row {} of {}", token, seen.row(i), rows);
     }
   }
-  choose_keys(op, args, rows, [&](int64_t token) { return seen_entries(op, tokens, token); });
+  const int64_t pages = op.kept() == KeptRows::kPaged ? args.in(Op::kFirstKept + 1).shape[1] : 0;
+  choose_keys(op, args, longest_entries(op.kept(), rows, pages),
+              [&](int64_t token) { return seen_entries(op, tokens, token); });
 }
 
 void index_topk_cached(const IndexTopkCached& op, const KernelArgs& args) {
@@ -278,6 +285,12 @@ int64_t workspace_of_keys(const Op& op, std::span<const ValueType> inputs) {
   return scratch_bytes(op, inputs[Op::kKeys].shape[0]);
 }
 
+int64_t entries_workspace(const IndexTopkEntries& op, std::span<const ValueType> inputs) {
+  using Op = IndexTopkEntries;
+  const int64_t pages = op.kept() == KeptRows::kPaged ? inputs[Op::kFirstKept + 1].shape[1] : 0;
+  return scratch_bytes(op, longest_entries(op.kept(), inputs[Op::kKeys].shape[0], pages));
+}
+
 int64_t paged_workspace(const IndexTopkPaged& op, std::span<const ValueType> inputs) {
   return scratch_bytes(op, inputs[IndexTopkPaged::kPageTable].shape[1] * kPageTokens);
 }
@@ -288,7 +301,7 @@ TESSERA_CPU_KERNELS(add_index_topk_cpu, table) {
   add_kernel<IndexTopk>(table, index_topk, {.workspace = workspace_of_keys<IndexTopk>});
   for (const KeptRows kept : {KeptRows::kPacked, KeptRows::kCached, KeptRows::kPaged}) {
     add_kernel<IndexTopkEntries>(table, IndexTopkEntries::name_of(kept), index_topk_entries,
-                                 {.workspace = workspace_of_keys<IndexTopkEntries>});
+                                 {.workspace = entries_workspace});
   }
   add_kernel<IndexTopkCached>(table, index_topk_cached,
                               {.workspace = workspace_of_keys<IndexTopkCached>});

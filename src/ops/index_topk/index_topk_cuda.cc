@@ -36,8 +36,16 @@ void index_topk(const IndexTopk& op, const KernelArgs& args) {
   cuda::launch_index_topk(call, cuda::stream_of(args));
 }
 
+/// Entries of a sequence at most, of so many rows of keys.
+int64_t longest_entries(KeptRows kept, int64_t num_rows, int64_t pages_per_sequence) {
+  return kept == KeptRows::kPaged ? pages_per_sequence * kPageTokens : num_rows;
+}
+
 void index_topk_entries(const IndexTopkEntries& op, const KernelArgs& args) {
-  cuda::IndexQueries call = describe(op, args, args.in(Op::kKeys).shape[0]);
+  const int64_t pages =
+      op.kept() == KeptRows::kPaged ? args.in(IndexTopkEntries::kFirstKept + 1).shape[1] : 0;
+  cuda::IndexQueries call =
+      describe(op, args, longest_entries(op.kept(), args.in(Op::kKeys).shape[0], pages));
   call.entries = cuda::kept_tokens(op.kept(), args, IndexTopkEntries::kPositions,
                                    IndexTopkEntries::kFirstKept);
   call.rate = static_cast<int>(op.rate());
@@ -75,6 +83,12 @@ int64_t workspace_of_keys(const Contiguous& op, std::span<const ValueType> input
   return scratch_bytes(op, inputs, inputs[Op::kKeys].shape[0]);
 }
 
+int64_t entries_workspace(const IndexTopkEntries& op, std::span<const ValueType> inputs) {
+  const int64_t pages =
+      op.kept() == KeptRows::kPaged ? inputs[IndexTopkEntries::kFirstKept + 1].shape[1] : 0;
+  return scratch_bytes(op, inputs, longest_entries(op.kept(), inputs[Op::kKeys].shape[0], pages));
+}
+
 int64_t paged_workspace(const IndexTopkPaged& op, std::span<const ValueType> inputs) {
   return scratch_bytes(op, inputs, inputs[IndexTopkPaged::kPageTable].shape[1] * kPageTokens);
 }
@@ -85,7 +99,7 @@ void add_index_topk_cuda(KernelTable& table) {
   add_kernel<IndexTopk>(table, index_topk, {.workspace = workspace_of_keys<IndexTopk>});
   for (const KeptRows kept : {KeptRows::kPacked, KeptRows::kCached, KeptRows::kPaged}) {
     add_kernel<IndexTopkEntries>(table, IndexTopkEntries::name_of(kept), index_topk_entries,
-                                 {.workspace = workspace_of_keys<IndexTopkEntries>});
+                                 {.workspace = entries_workspace});
   }
   add_kernel<IndexTopkCached>(table, index_topk_cached,
                               {.workspace = workspace_of_keys<IndexTopkCached>});

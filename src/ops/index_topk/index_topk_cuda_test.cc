@@ -97,6 +97,18 @@ TEST_F(IndexTopkCuda, Entries) {
   }
 }
 
+TEST_F(IndexTopkCuda, KeptEntries) {
+  const IndexSpec spec = {.num_heads = 8, .head_size = 32, .top_k = 20};
+  std::vector<OwnedTensor> cached;
+  cached.push_back(vector_of({497, 498, 499, 500}));
+  check(make_index_topk_entries(spec, 4, KeptRows::kCached), spec, 4, 128, cached);
+  std::vector<OwnedTensor> paged;
+  paged.push_back(vector_of({200, 201, 202, 7, 0, 0}));
+  paged.push_back(vector_of({0, 3, 4}));
+  paged.push_back(testing::tensor_of_i32({2, 2}, {2, 0, 1, -1}));
+  check(make_index_topk_entries(spec, 4, KeptRows::kPaged), spec, 6, 3 * kPageTokens, paged);
+}
+
 TEST_F(IndexTopkCuda, TinyEntries) {
   const IndexSpec spec = {.num_heads = 2, .head_size = 8, .top_k = 2};
   std::vector<OwnedTensor> bounds;

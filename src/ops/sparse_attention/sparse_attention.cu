@@ -1,6 +1,7 @@
 // Attention to chosen rows, a warp for each head of a token, whose lanes share the elements of its
-// rows. The gradients of keys and values are a warp's for each key-value head of a row: it goes
-// over the tokens that chose the row in their order, so that sums have the same bits every time.
+// rows. The gradients of keys and values are a warp's for each key-value head of a row, or where
+// many query heads share it several warps': they go over the tokens that chose the row in their
+// order, so that sums have the same bits every time.
 #include <algorithm>
 
 #include "ops/cuda/dependent_launch.cuh"
@@ -260,43 +261,104 @@ __device__ __forceinline__ void for_each_chooser(const uint32_t* words, int64_t 
   }
 }
 
+// Sums of the gradients of a row's key and value.
+template <int kWidth, int kElements>
+struct KeySums {
+  using Row = LaneRow<kWidth, kElements>;
+  Row key;
+  Row value;
+
+  // Adds those of the query heads from `first` on, each `step`-th, of one key-value head.
+  template <typename T>
+  __device__ __forceinline__ void add_heads(const SparseQueries& call, const SparseGrads& grads,
+                                            int64_t row, int kv_head, int first, int step) {
+    const int group = call.num_heads / call.num_kv_heads;
+    const Row own_key = load_key<T, Row>(call, row, kv_head);
+    const Row own_value = load_value<T, Row>(call, row, kv_head);
+    key.clear();
+    value.clear();
+    const int64_t words = divide_up(call.num_tokens, 32);
+    for_each_chooser(grads.choosers + row * words, words, [&](int64_t token) {
+      for (int head = kv_head * group + first; head < (kv_head + 1) * group; head += step) {
+        const Row q = load_query<T, Row>(call, token, head);
+        const Row grad_o = load_output<T, Row>(call, grads.grad_o, token, head);
+        const int64_t of_head = head * call.num_tokens + token;
+        const float score = sum_lanes(q.dot(own_key));
+        const float grad_prob = sum_lanes(grad_o.dot(own_value));
+        const PairGrad pair =
+            differentiate(call, score, grad_prob, grads.lse[of_head], grads.delta[of_head]);
+        key.add(pair.score, q);
+        value.add(pair.prob, grad_o);
+      }
+    });
+  }
+  template <typename T>
+  __device__ __forceinline__ void store_to(const SparseQueries& call, T* to_key,
+                                           T* to_value) const {
+    key.store_to(to_key, call.head_size, 1.0F);
+    value.store_to(to_value, call.head_size_v, 1.0F);
+  }
+};
+
+template <typename T>
+__device__ T* grad_key_row(const SparseQueries& call, const SparseGrads& grads, int64_t row,
+                           int kv_head) {
+  return head_row(static_cast<T*>(grads.grad_k), row, call.num_kv_heads, kv_head, call.head_size);
+}
+template <typename T>
+__device__ T* grad_value_row(const SparseQueries& call, const SparseGrads& grads, int64_t row,
+                             int kv_head) {
+  return head_row(static_cast<T*>(grads.grad_v), row, call.num_kv_heads, kv_head, call.head_size_v);
+}
+
 template <typename T, int kWidth, int kElements>
 __global__ void __launch_bounds__(32 * kWarps)
     differentiate_keys(const __grid_constant__ SparseQueries call,
                        const __grid_constant__ SparseGrads grads) {
-  using Row = LaneRow<kWidth, kElements>;
   wait_for_earlier();
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int64_t row = item / call.num_kv_heads;
   if (row >= call.num_rows) return;
   const int kv_head = static_cast<int>(item % call.num_kv_heads);
-  const int group = call.num_heads / call.num_kv_heads;
-  const Row key = load_key<T, Row>(call, row, kv_head);
-  const Row value = load_value<T, Row>(call, row, kv_head);
-  Row key_sum;
-  Row value_sum;
-  key_sum.clear();
-  value_sum.clear();
-  const int64_t words = divide_up(call.num_tokens, 32);
-  for_each_chooser(grads.choosers + row * words, words, [&](int64_t token) {
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      const Row q = load_query<T, Row>(call, token, head);
-      const Row grad_o = load_output<T, Row>(call, grads.grad_o, token, head);
-      const int64_t of_head = head * call.num_tokens + token;
-      const float score = sum_lanes(q.dot(key));
-      const float grad_prob = sum_lanes(grad_o.dot(value));
-      const PairGrad pair =
-          differentiate(call, score, grad_prob, grads.lse[of_head], grads.delta[of_head]);
-      key_sum.add(pair.score, q);
-      value_sum.add(pair.prob, grad_o);
+  KeySums<kWidth, kElements> sums;
+  sums.template add_heads<T>(call, grads, row, kv_head, 0, 1);
+  sums.store_to(call, grad_key_row<T>(call, grads, row, kv_head),
+                grad_value_row<T>(call, grads, row, kv_head));
+}
+
+// Warps that share the many query heads of a key-value head, and add up in their order.
+constexpr int kSharers = 8;
+
+template <typename T, int kWidth, int kElements>
+__global__ void __launch_bounds__(32 * kSharers)
+    differentiate_shared_keys(const __grid_constant__ SparseQueries call,
+                              const __grid_constant__ SparseGrads grads) {
+  __shared__ __align__(16) float keys[kMostSparseHeadSize];
+  __shared__ __align__(16) float values[kMostSparseHeadSize];
+  wait_for_earlier();
+  const int64_t row = blockIdx.x / call.num_kv_heads;
+  const int kv_head = static_cast<int>(blockIdx.x % call.num_kv_heads);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  KeySums<kWidth, kElements> sums;
+  sums.template add_heads<T>(call, grads, row, kv_head, warp, kSharers);
+  for (int turn = 0; turn < kSharers; ++turn) {
+    if (warp == turn) {
+      if (turn > 0) {
+        LaneRow<kWidth, kElements> before;
+        before.load_from(keys, call.head_size);
+        sums.key.add(1.0F, before);
+        before.load_from(values, call.head_size_v);
+        sums.value.add(1.0F, before);
+      }
+      if (turn < kSharers - 1) {
+        sums.store_to(call, keys, values);
+      } else {
+        sums.store_to(call, grad_key_row<T>(call, grads, row, kv_head),
+                      grad_value_row<T>(call, grads, row, kv_head));
+      }
     }
-  });
-  key_sum.store_to(
-      head_row(static_cast<T*>(grads.grad_k), row, call.num_kv_heads, kv_head, call.head_size),
-      call.head_size, 1.0F);
-  value_sum.store_to(
-      head_row(static_cast<T*>(grads.grad_v), row, call.num_kv_heads, kv_head, call.head_size_v),
-      call.head_size_v, 1.0F);
+    __syncthreads();
+  }
 }
 
 // Calls run.operator()<T, kWidth, kElements>(): pairs of elements where heads have whole ones.
@@ -307,6 +369,7 @@ void with_rows(const SparseQueries& call, bool pairs, Run run) {
     const auto of_width = [&]<int kWidth>() {
       if (size <= 128) return run.template operator()<T, kWidth, 4>();
       if (size <= 256) return run.template operator()<T, kWidth, 8>();
+      if (size <= 512) return run.template operator()<T, kWidth, 16>();
       run.template operator()<T, kWidth, 20>();
     };
     pairs ? of_width.template operator()<2>() : of_width.template operator()<1>();
@@ -346,8 +409,13 @@ void launch_sparse_attention_backward(const SparseQueries& call, const SparseGra
   with_rows(call, pairs, [&]<typename T, int kWidth, int kElements>() {
     launch_early(differentiate_queries<T, kWidth, kElements>,
                  warps_for(call.num_tokens * call.num_heads), stream, call, grads);
-    launch_early(differentiate_keys<T, kWidth, kElements>,
-                 warps_for(call.num_rows * call.num_kv_heads), stream, call, grads);
+    const int64_t rows = call.num_rows * call.num_kv_heads;
+    if (call.num_heads / call.num_kv_heads >= kSharers) {
+      launch_early(differentiate_shared_keys<T, kWidth, kElements>,
+                   {static_cast<unsigned>(rows), 32 * kSharers}, stream, call, grads);
+    } else {
+      launch_early(differentiate_keys<T, kWidth, kElements>, warps_for(rows), stream, call, grads);
+    }
   });
 }
 

@@ -55,8 +55,13 @@ TEST_F(SparseAttentionCuda, Shapes) {
     check(heads(3, 1, 576, 512), 40, top_k);
   }
   check(heads(8, 1, 512, 512), 70, 20, false, 33);
+  check(heads(33, 3, 70, 41), 50, 9);
   check(heads(2, 2, 16, 16), 0, 4);
   check(heads(2, 2, 16, 16), 1, 4);
+}
+
+TEST_F(SparseAttentionCuda, TinySharedKeys) {
+  check(heads(9, 1, 16, 8), 9, 3, true, 2);
 }
 
 TEST_F(SparseAttentionCuda, TinyChoice) {

@@ -39,5 +39,17 @@ TEST(Settings, IndexersAreNeitherSpreadNorClipped) {
               ThrowsMessage<UserError>(HasSubstr("whose indexer is not trained")));
 }
 
+TEST(Settings, CompressedAttentionIsNotClipped) {
+  Settings settings;
+  settings.data.tokens = "tokens";
+  settings.schedule.num_steps = settings.train.steps;
+  settings.model.attention = AttentionKind::kCompressed;
+  settings.qk_clip = 100;
+  EXPECT_THAT([&] { validate(settings); },
+              ThrowsMessage<UserError>(HasSubstr("whose queries and keys are normed behind them")));
+  settings.qk_clip = 0;
+  EXPECT_NO_THROW(validate(settings));
+}
+
 }  // namespace
 }  // namespace tessera

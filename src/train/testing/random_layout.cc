@@ -439,7 +439,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_chunks(draw, result);
     draw_expert_norms(draw, result);
     draw_normed_prediction(draw, result.settings);
-    draw_compressed(draw, result);
+    draw_compressed_attention(draw, result);
     draw_hash_layers(draw, result);
     draw_streams(draw, result);
     result.settings = without_data(std::move(result.settings));

@@ -119,7 +119,7 @@ void clear_attention(ModelConfig& model) {
 
 }  // namespace
 
-void draw_compressed(Draw& draw, RandomLayout& result) {
+void draw_compressed_attention(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
   const ParallelSpec& parallel = result.settings.parallel;
   if (model.is_latent() || result.settings.qk_clip > 0 || !draw.chance(6)) return;
@@ -144,7 +144,10 @@ void draw_compressed(Draw& draw, RandomLayout& result) {
   constexpr int64_t kAll = 1000;
   if (!model.compressed.sparse_layers.empty())
     model.index = {.top_k = kAll, .num_heads = 2, .head_size = 6};
-  if (model.compressed.has_entries()) model.compressed_rope = {.base = 100};
+  if (!model.compressed.has_entries()) return;
+  model.compressed_rope = {.base = 100};
+  // Few entries give gradients of low rank, whose rounding errors Muon would make as large.
+  result.settings.optimizer_kind = OptimizerKind::kAdamW;
 }
 
 void draw_expert_norms(Draw& draw, RandomLayout& result) {

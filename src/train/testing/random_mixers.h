@@ -22,7 +22,7 @@ void draw_chunks(Draw& draw, RandomLayout& result);
 
 /// Compressed attention in place of another kind: windows alone where tokens of a sequence are
 /// spread, else also compressed tokens, all of which are seen, so that rounding flips no choice.
-void draw_compressed(Draw& draw, RandomLayout& result);
+void draw_compressed_attention(Draw& draw, RandomLayout& result);
 
 /// Probabilities before experts, and norms and scales of routers and experts of their own.
 void draw_expert_norms(Draw& draw, RandomLayout& result);
