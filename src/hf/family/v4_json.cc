@@ -17,9 +17,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kWhole = "sliding_attention";
-constexpr const char* kSparse = "compressed_sparse_attention";
-constexpr const char* kHeavy = "heavily_compressed_attention";
+constexpr const char* kWholeType = "sliding_attention";
+constexpr const char* kSparseType = "compressed_sparse_attention";
+constexpr const char* kHeavyType = "heavily_compressed_attention";
 
 /// Keys of older files, which transformers folds into others.
 constexpr std::array kOlderKeys = {"compress_ratios", "compress_rate_csa", "compress_rate_hca",
@@ -27,11 +27,11 @@ constexpr std::array kOlderKeys = {"compress_ratios", "compress_rate_csa", "comp
 
 /// What a layer sees beside its window.
 Compression compression_named(const ConfigJson& config, const json& type) {
-  if (type == kWhole) return Compression::kNone;
-  if (type == kSparse) return Compression::kSparse;
-  require(type == kHeavy,
+  if (type == kWholeType) return Compression::kNone;
+  if (type == kSparseType) return Compression::kSparse;
+  require(type == kHeavyType,
           "{}: the type {} in layer_types is not supported; supported are {}, {} and {}",
-          config.where(), quote_for_message(type.dump()), kWhole, kSparse, kHeavy);
+          config.where(), quote_for_message(type.dump()), kWholeType, kSparseType, kHeavyType);
   return Compression::kHeavy;
 }
 
@@ -67,8 +67,8 @@ Compression read_compression(const ConfigJson& config, int64_t layer, int64_t nu
 }
 
 /// A layer type's rate: the older key of its own wins over the object.
-int64_t read_rate(const ConfigJson& config, const char* type, const char* older,
-                  int64_t otherwise) {
+int64_t read_compress_rate(const ConfigJson& config, const char* type, const char* older,
+                           int64_t otherwise) {
   if (!config.is_null(older)) return config.bounded(older, 1, kMaxLength);
   const json& rates = config.value("compress_rates");
   require(rates.is_null() || rates.is_object(),
@@ -76,8 +76,9 @@ int64_t read_rate(const ConfigJson& config, const char* type, const char* older,
           quote_for_message(rates.dump()));
   if (rates.is_null()) return otherwise;
   for (const auto& [name, rate] : rates.items()) {
-    require(name == kSparse || name == kHeavy, "{}: {} in compress_rates is no type of layers",
-            config.where(), quote_for_message(name));
+    require(name == kSparseType || name == kHeavyType,
+            "{}: {} in compress_rates is no type of layers", config.where(),
+            quote_for_message(name));
   }
   require(rates.contains(type) && rates[type].is_number_unsigned() && rates[type] >= 1 &&
               rates[type] <= kMaxLength,
@@ -109,8 +110,8 @@ void read_compressed(const ConfigJson& config, ModelConfig& model) {
                 .rope_size = read_rotated(config, model.head_size),
                 .output_groups = config.bounded("o_groups", 1, kMaxHeads),
                 .output_rank = config.bounded("o_lora_rank", 1, kMaxWidth),
-                .sparse_rate = read_rate(config, kSparse, "compress_rate_csa", 4),
-                .heavy_rate = read_rate(config, kHeavy, "compress_rate_hca", 128)};
+                .sparse_rate = read_compress_rate(config, kSparseType, "compress_rate_csa", 4),
+                .heavy_rate = read_compress_rate(config, kHeavyType, "compress_rate_hca", 128)};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const Compression found = read_compression(config, layer, model.num_layers);
     if (found == Compression::kSparse) compressed.sparse_layers.push_back(layer);
@@ -122,7 +123,7 @@ void read_compressed(const ConfigJson& config, ModelConfig& model) {
                  .head_size = config.bounded("index_head_dim", 2, kMaxWidth)};
 }
 
-void read_streams(const ConfigJson& config, ModelConfig& model) {
+void read_residual_streams(const ConfigJson& config, ModelConfig& model) {
   model.residual_streams = config.bounded("hc_mult", 1, kMaxStreams);
   require(model.residual_streams > 1,
           "{}: 'hc_mult' is 1, and one stream with weights of its own is not supported; it must be "
@@ -149,16 +150,16 @@ void read_hash_layers(const ConfigJson& config, ModelConfig& model) {
   }
 }
 
-const char* type_name(Compression compression) {
+const char* layer_type_name(Compression compression) {
   switch (compression) {
     case Compression::kSparse:
-      return kSparse;
+      return kSparseType;
     case Compression::kHeavy:
-      return kHeavy;
+      return kHeavyType;
     case Compression::kNone:
       break;
   }
-  return kWhole;
+  return kWholeType;
 }
 
 }  // namespace
@@ -166,7 +167,7 @@ const char* type_name(Compression compression) {
 void read_v4(const ConfigJson& config, ModelConfig& model) {
   if (!config.family().deepseek_v4) return;
   read_compressed(config, model);
-  read_streams(config, model);
+  read_residual_streams(config, model);
   read_hash_layers(config, model);
 }
 
@@ -176,12 +177,13 @@ void write_v4(const Family& family, const ModelConfig& model, json& values) {
   json types = json::array();
   json mlps = json::array();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    types.push_back(type_name(model.compression(layer)));
+    types.push_back(layer_type_name(model.compression(layer)));
     mlps.push_back(model.is_hash_layer(layer) ? "hash_moe" : "moe");
   }
   values["layer_types"] = types;
   values["mlp_layer_types"] = mlps;
-  values["compress_rates"] = {{kSparse, compressed.sparse_rate}, {kHeavy, compressed.heavy_rate}};
+  values["compress_rates"] = {{kSparseType, compressed.sparse_rate},
+                              {kHeavyType, compressed.heavy_rate}};
   values["q_lora_rank"] = compressed.query_rank;
   values["o_groups"] = compressed.output_groups;
   values["o_lora_rank"] = compressed.output_rank;

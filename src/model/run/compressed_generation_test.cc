@@ -11,11 +11,13 @@ namespace {
 
 constexpr int64_t kContext = 300;
 
-/// All kinds of layers of compressed attention; `top_k` entries are chosen in one.
+/// All kinds of layers of compressed attention, with residual streams and experts by tables;
+/// `top_k` entries are chosen in one.
 ModelConfig generating_config(int64_t top_k) {
   ModelConfig config = tiny_config();
   config.num_layers = 3;
-  config.moe.num_experts = 0;
+  config.moe.hash_layers = {0, 1, 2};  // whose choices no rounding changes
+  config.residual_streams = 3;
   config.attention = AttentionKind::kCompressed;
   config.num_kv_heads = 0;
   config.head_size = 6;
