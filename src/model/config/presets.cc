@@ -63,6 +63,20 @@ constexpr const char* kNemotronNano =
 constexpr std::string_view kNemotronNanoLayers =
     "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME";
 
+/// DeepSeek-V4-Flash but for the layers that see compressed tokens, which make_published adds: all
+/// behind the first two, sparse and heavy in turn.
+constexpr const char* kDeepSeekV4Flash =
+    "[model]\nvocab_size = 129280\nhead_size = 512\nattention = \"compressed\"\n"
+    "attention_sinks = true\nwindow = 128\nnorm_eps = 1e-6\nresidual_streams = 4\n"
+    "activation = \"swiglu_clamped\"\n"
+    "[compressed]\nquery_rank = 1024\nrope_size = 64\noutput_groups = 8\noutput_rank = 1024\n"
+    "[index]\ntop_k = 512\n[rope]\ninterleaved = true\n"
+    "[compressed_rope]\ninterleaved = true\nbase = 160000.0\nscaling = \"yarn\"\n"
+    "factor = 16.0\noriginal_length = 65536\nattention_factor = 1.0\n"
+    "[moe]\nhash_layers = [0, 1, 2]\nshared_inner_size = 2048\nscore = \"sqrtsoftplus\"\n"
+    "score_scale = 1.5\nbias_update_speed = 0.001\nbalance_coefficient = 0.0001\n"
+    "balance_scope = \"sequence\"\n";
+
 /// Llama 4 but for the layers with chunks and a rotation: all but every fourth, which
 /// make_published adds.
 constexpr const char* kLlama4 =
@@ -184,6 +198,8 @@ constexpr PublishedShape kPublished[] = {
      "[moe]\nfirst_dense_layers = 3\nshared_inner_size = 2048\nscore = \"sigmoid\"\n"
      "num_groups = 8\ntop_groups = 4\ngroup_score = \"top_two_sum\"\nscore_scale = 2.5\n"
      "bias_update_speed = 0.001\nbalance_coefficient = 0.0001\nbalance_scope = \"sequence\"\n"},
+    {"deepseek-v4-flash", "DeepSeek-V4-Flash (published sizes)", 43, 4096, 64, 0, 2048, 256, 6,
+     false, kDeepSeekV4Flash},
     {"glm-5", "GLM-5 (published configuration)", 78, 6144, 64, 0, 2048, 256, 8, false,
      "[model]\nvocab_size = 154880\ninner_size = 12288\nattention = \"latent\"\nnorm_eps = 1e-5\n"
      "[latent]\nquery_rank = 2048\nkv_rank = 512\nnope_size = 192\nvalue_size = 256\n"
@@ -276,12 +292,13 @@ std::string every_other_layer(int64_t num_layers) {
   return fmt::format("model.window_layers = [{}]\n", fmt::join(layers, ", "));
 }
 
-std::string list_layers(const char* key, int64_t num_layers, auto is_listed) {
+std::string list_layers(const char* key, int64_t num_layers, auto is_listed,
+                        const char* section = "model") {
   std::vector<int64_t> layers;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     if (is_listed(layer)) layers.push_back(layer);
   }
-  return fmt::format("model.{} = [{}]\n", key, fmt::join(layers, ", "));
+  return fmt::format("{}.{} = [{}]\n", section, key, fmt::join(layers, ", "));
 }
 
 /// All layers but every sixth.
@@ -299,6 +316,16 @@ std::string layers_but(std::span<const int64_t> attending, const char* key, int6
   return list_layers(key, num_layers, [&](int64_t layer) {
     return std::ranges::find(attending, layer) == attending.end();
   });
+}
+
+/// Even layers sparse, odd ones heavy, but for the first two.
+std::string compressed_layers(int64_t num_layers) {
+  const auto list = [&](const char* key, int64_t rest) {
+    return list_layers(
+        key, num_layers, [&](int64_t layer) { return layer >= 2 && layer % 2 == rest; },
+        "compressed");
+  };
+  return list("sparse_layers", 0) + list("heavy_layers", 1);
 }
 
 std::string granite_layers(int64_t num_layers) {
@@ -343,6 +370,7 @@ Preset make_published(const PublishedShape& s) {
   if (s.extra == kGemma4) toml += five_of_six_layers("window_layers", s.layers);
   if (s.extra == kLfm2) toml += layers_but(kLfm2AttentionLayers, "conv_layers", s.layers);
   if (s.extra == kKimiLinear) toml += layers_but(kKimiAttentionLayers, "delta_layers", s.layers);
+  if (s.extra == kDeepSeekV4Flash) toml += compressed_layers(s.layers);
   if (s.extra == kGraniteHybrid) toml += granite_layers(s.layers);
   if (s.extra == kNemotronNano) toml += nemotron_layers(kNemotronNanoLayers);
   return {s.name, s.source, toml};

@@ -54,8 +54,8 @@ std::vector<int32_t> read_ids(const SafetensorsReader& file, const char* name) {
   return {values.begin(), values.end()};
 }
 
-/// Loss and gradients of all kinds of layers are those of transformers' DeepSeek-V4, whose sequences
-/// are rows of a batch and here are packed.
+/// Loss and gradients of all kinds of layers are those of transformers' DeepSeek-V4, whose
+/// sequences are rows of a batch and here are packed.
 TEST(CompressedAttention, IsThatOfTransformers) {
   const SafetensorsReader file(TESSERA_TEST_DATA "/compressed_attention.safetensors");
   const ModelConfig config = fixture_config();
