@@ -4,6 +4,7 @@
 #include <set>
 
 #include "comm/planned_world.h"
+#include "model/build/layer_program.h"
 #include "model/weights/qk_clip.h"
 #include "ops/adamw/moment_blocks.h"
 #include "ops/quantize/quantize_blocks.h"
@@ -144,9 +145,18 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
   return result;
 }
 
+/// The head's small weights are gathered together, as a layer's are: with those of residual streams
+/// there are more than buffers for modules that it needs at a time.
+std::optional<int64_t> layer_of_module(const ParameterSpec& spec) {
+  constexpr int64_t kBeforeHead = -1;
+  const bool is_small = spec.name == head_norm_name(0) || spec.name.starts_with("head_streams.");
+  return is_small ? kBeforeHead : spec.layer;
+}
+
 std::vector<std::vector<size_t>> modules_of(const ParameterSet& parameters) {
   std::vector<std::optional<int64_t>> layers;
-  for (const ModelParameter& parameter : parameters.all()) layers.push_back(parameter.spec.layer);
+  for (const ModelParameter& parameter : parameters.all())
+    layers.push_back(layer_of_module(parameter.spec));
   return list_modules(layers);
 }
 
