@@ -1,5 +1,5 @@
 #include "ops/cuda/limits.h"
-#include "ops/cuda/row_args.h"
+#include "ops/gated_delta/delta_args.h"
 #include "ops/kda/kda.h"
 #include "ops/kda/kda_kernels.h"
 #include "ops/workspace.h"
@@ -7,29 +7,8 @@
 namespace tessera {
 namespace {
 
-template <typename Op>
-cuda::DeltaOperands describe(const KdaSpec& spec, const Args<Op>& args) {
-  const Tensor& v = args.in(Op::kV);
-  return {.dtype = v.dtype,
-          .tokens = static_cast<int>(v.shape[0]),
-          .key_heads = static_cast<int>(spec.num_heads),
-          .heads = static_cast<int>(spec.num_heads),
-          .key_size = static_cast<int>(spec.key_size),
-          .value_size = static_cast<int>(spec.value_size),
-          .q = args.in(Op::kQ).data,
-          .k = args.in(Op::kK).data,
-          .v = v.data,
-          .decay = args.in(Op::kDecay).template as<float>(),
-          .beta = args.in(Op::kBeta).template as<float>()};
-}
-
-template <typename Op>
-cuda::DeltaOperands describe_packed(const KdaSpec& spec, const Args<Op>& args) {
-  const Tensor& bounds = args.in(Op::kCuSeqlens);
-  cuda::DeltaOperands x = describe(spec, args);
-  x.bounds = bounds.template as<int32_t>();
-  x.num_sequences = static_cast<int>(bounds.shape[0] - 1);
-  return x;
+cuda::DeltaSizes sizes_of(const KdaSpec& spec) {
+  return {spec.num_heads, spec.num_heads, spec.key_size, spec.value_size};
 }
 
 /// What scratch memory is for.
@@ -136,12 +115,13 @@ void run_forward(const KdaSpec& spec, const cuda::DeltaOperands& x, const Kernel
 }
 
 void kda(const Kda& op, const Args<Kda>& args) {
-  run_forward(op.spec(), describe_packed(op.spec(), args), args, args.out(Kda::kO).data, nullptr);
+  run_forward(op.spec(), cuda::packed_delta_operands(sizes_of(op.spec()), args), args,
+              args.out(Kda::kO).data, nullptr);
 }
 
 void kda_cached(const KdaCached& op, const Args<KdaCached>& args) {
   using Op = KdaCached;
-  cuda::DeltaOperands x = describe(op.spec(), args);
+  cuda::DeltaOperands x = cuda::delta_operands(sizes_of(op.spec()), args);
   x.start = args.in(Op::kStart).as<int32_t>();
   run_forward(op.spec(), x, args, args.out(Op::kO).data, args.out(Op::kStates).as<float>());
 }
@@ -149,7 +129,7 @@ void kda_cached(const KdaCached& op, const Args<KdaCached>& args) {
 void kda_batch(const KdaBatch& op, const Args<KdaBatch>& args) {
   using Op = KdaBatch;
   const Tensor& lengths = args.in(Op::kLengths);
-  cuda::launch_delta_batch({.x = describe(op.spec(), args),
+  cuda::launch_delta_batch({.x = cuda::delta_operands(sizes_of(op.spec()), args),
                             .bounds = args.in(Op::kCuSeqlens).as<int32_t>(),
                             .lengths = lengths.as<int32_t>(),
                             .slots = args.in(Op::kSlots).as<int32_t>(),
@@ -163,7 +143,7 @@ void kda_batch(const KdaBatch& op, const Args<KdaBatch>& args) {
 
 void kda_backward(const KdaBackward& op, const Args<KdaBackward>& args) {
   using Op = KdaBackward;
-  const cuda::DeltaOperands x = describe_packed(op.spec(), args);
+  const cuda::DeltaOperands x = cuda::packed_delta_operands(sizes_of(op.spec()), args);
   const cuda::DeltaGrads grads = {.o = args.in(Op::kGrad).data,
                                   .q = args.out(Op::kGradQ).data,
                                   .k = args.out(Op::kGradK).data,

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "ops/gated_delta/gated_delta_kernels.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
@@ -20,11 +21,6 @@ struct Case {
                        bounds.size() - 1);
   }
 };
-
-bool is_fast(const KdaSpec& spec) {
-  const auto fits = [](int64_t size) { return size == 64 || size == 128; };
-  return fits(spec.key_size) && fits(spec.value_size);
-}
 
 /// Decays and strengths as models have them: below 0, and between 0 and 1.
 OwnedTensor random_gates(const Shape& shape, Random& random, float decay) {
@@ -50,8 +46,9 @@ class KdaCuda : public testing::GpuTest {
     how.values = {{"cu_seqlens", ends}, {decay_name, decay}, {"x_beta", beta}};
     // Gradients of decays are sums of later tokens' terms that may nearly vanish.
     how.tolerance_f32 = 3e-3;
+    const bool fast = cuda::takes_fast_delta(DType::kBF16, c.spec.key_size, c.spec.value_size);
     // On tensor cores states and what tokens write are rounded, and little may be left of a row.
-    how.tolerance_bf16 = is_fast(c.spec) ? 5e-2 : 2e-2;
+    how.tolerance_bf16 = fast ? 5e-2 : 2e-2;
     testing::check_operator_on_gpu(
         make_kda(c.spec),
         [&](DType dtype) -> testing::OperatorInputs {

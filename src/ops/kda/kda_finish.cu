@@ -47,9 +47,10 @@ struct KdaSums {
   }
 };
 
-/// The gradients of one head's squares and, with those, of beta in a chunk.
+/// What finishing one head's chunk reads, and the products that it makes of it: of gradients of o,
+/// and of what scans left.
 template <typename T, typename Kept>
-struct KdaSquareGrads {
+struct KdaChunk {
   using OfOutputs = DeltaTile<AlongRows<T>, AlongRows<Kept>>;
   using OfRight = DeltaTile<AlongRows<Kept>, AlongRows<Kept>>;
   union Shared {
@@ -65,24 +66,41 @@ struct KdaSquareGrads {
   Shared& shared;
   int count;
 
+  __device__ AlongRows<T> grad_o() const {
+    return {static_cast<const T*>(grads.o) + at.value_at(), count, x.value_stride()};
+  }
   __device__ AlongRows<Kept> values(const void* from) const {
     return {static_cast<const Kept*>(from) + at.value_at(), count, x.value_stride()};
   }
+};
+
+/// The gradients of one head's squares and, with those, of beta in a chunk.
+template <typename T, typename Kept>
+struct KdaSquareGrads : KdaChunk<T, Kept> {
+  using Chunk = KdaChunk<T, Kept>;
+  using Chunk::at;
+  using Chunk::count;
+  using Chunk::grads;
+  using Chunk::own;
+  using Chunk::scratch;
+  using Chunk::shared;
+  using Chunk::x;
+  using typename Chunk::OfOutputs;
+  using typename Chunk::OfRight;
 
   /// Gradients of P and A where these were.
   __device__ void find() {
     float* p = scratch.p + at.square_at();
     float* a = scratch.a + at.square_at();
     OfOutputs of_outputs;
-    of_outputs.add(shared.outputs,
-                   {static_cast<const T*>(grads.o) + at.value_at(), count, x.value_stride()}, 0,
-                   values(scratch.written), 0, 0, x.value_size);
+    of_outputs.add(shared.outputs, this->grad_o(), 0, this->values(scratch.written), 0, 0,
+                   x.value_size);
     of_outputs.for_each([&](int i, int j, float sum) {
       p[i * kDeltaRows + j] = i < count && j <= i && own.joins(i, j) ? sum : 0;
     });
     OfRight of_right;
-    of_right.add(shared.right, values(scratch.of_right), 0, values(scratch.written), 0, 0,
-                 x.value_size);
+    of_right.add(shared.right, this->values(scratch.of_right), 0, this->values(scratch.written), 0,
+                 0, x.value_size);
     of_right.for_each([&](int i, int j, float sum) {
       const bool there = i < count && j < i && own.joins(i, j);
       own.square[i][j] = there ? sum * a[i * kDeltaRows + j] : 0;
@@ -117,7 +135,7 @@ __global__ void __launch_bounds__(kExactThreads)
   wait_for_earlier();
   const KdaPlace<T> at{{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)}};
   own.begin(at, scratch, nullptr);
-  KdaSquareGrads<T, Kept> squares{x, scratch, grads, at, own, shared, at.count()};
+  KdaSquareGrads<T, Kept> squares{{x, scratch, grads, at, own, shared, at.count()}};
   squares.find();
   squares.add_of_values();
   own.end(at, grads.beta);
@@ -224,29 +242,19 @@ __global__ void __launch_bounds__(kExactThreads)
 
 /// The other gradients of one head's q, k, decays and beta in a chunk.
 template <typename T, typename Kept>
-struct KdaFinish {
-  using OfOutputs = DeltaTile<AlongRows<T>, AlongRows<Kept>>;
-  using OfRight = DeltaTile<AlongRows<Kept>, AlongRows<Kept>>;
-  union Shared {
-    typename OfOutputs::Shared outputs;
-    typename OfRight::Shared right;
-  };
-
-  const DeltaOperands& x;
-  const KdaFinishScratch& scratch;
-  const DeltaGrads& grads;
-  const KdaPlace<T> at;
-  KdaSums& own;
-  Shared& shared;
-  int count;
+struct KdaFinish : KdaChunk<T, Kept> {
+  using Chunk = KdaChunk<T, Kept>;
+  using Chunk::at;
+  using Chunk::count;
+  using Chunk::grads;
+  using Chunk::own;
+  using Chunk::scratch;
+  using Chunk::shared;
+  using Chunk::x;
+  using typename Chunk::OfOutputs;
+  using typename Chunk::OfRight;
 
   static __device__ int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ AlongRows<T> grad_o() const {
-    return {static_cast<const T*>(grads.o) + at.value_at(), count, x.value_stride()};
-  }
-  __device__ AlongRows<Kept> values(const void* from) const {
-    return {static_cast<const Kept*>(from) + at.value_at(), count, x.value_stride()};
-  }
   __device__ AlongRows<Kept> states(const void* from) const {
     return {static_cast<const Kept*>(from) + at.state_at(at.chunk), x.key_size, x.value_size};
   }
@@ -264,13 +272,14 @@ struct KdaFinish {
   /// place. REQUIRES find_pair_grads.
   __device__ void write_elements(int first) {
     OfOutputs of_queries;
-    of_queries.add(shared.outputs, grad_o(), 0, states(scratch.states), first, 0, x.value_size);
+    of_queries.add(shared.outputs, this->grad_o(), 0, states(scratch.states), first, 0,
+                   x.value_size);
     OfRight of_readers;
-    of_readers.add(shared.right, values(scratch.of_right), 0, states(scratch.states), first, 0,
-                   x.value_size);
+    of_readers.add(shared.right, this->values(scratch.of_right), 0, states(scratch.states), first,
+                   0, x.value_size);
     OfRight of_writers;
-    of_writers.add(shared.right, values(scratch.written), 0, states(scratch.state_grads), first, 0,
-                   x.value_size);
+    of_writers.add(shared.right, this->values(scratch.written), 0, states(scratch.state_grads),
+                   first, 0, x.value_size);
     const float* query_sums = &of_queries.sums[0][0];
     const float* reader_sums = &of_readers.sums[0][0];
     const int last_start = own.starts[count - 1];
@@ -347,7 +356,7 @@ __global__ void __launch_bounds__(kExactThreads)
   wait_for_earlier();
   const KdaPlace<T> at{{x, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y)}};
   own.begin(at, scratch, grads.beta);
-  KdaFinish<T, Kept> finish{x, scratch, grads, at, own, shared, at.count()};
+  KdaFinish<T, Kept> finish{{x, scratch, grads, at, own, shared, at.count()}};
   for (int first = 0; first < x.key_size; first += kDeltaRows) {
     finish.write_elements(first);
     finish.find_of_last(first);
