@@ -1,6 +1,7 @@
 // Attention on a GPU, forward and backward apart: medians of model TFLOPS (see AttentionOperator),
 // one JSON line a shape and way of running: our own kernels, or cuDNN's, whose backward is not
-// deterministic. bench/rivals/attention_torch.py measures PyTorch on the
+// deterministic; and attention to chosen rows. An argument picks shapes by a part of their names.
+// bench/rivals/attention_torch.py measures PyTorch on the
 // same shapes and merges.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
@@ -17,6 +18,7 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/device_buffer.h"
+#include "ops/sparse_attention/sparse_attention.h"
 #include "runtime/cuda/cuda_backend.h"
 
 namespace tessera {
@@ -31,6 +33,17 @@ struct Problem {
   int64_t length;
   AttentionSpec spec;
   DType dtype = DType::kBF16;
+  bool shares_keys = false;  ///< with the values
+};
+
+/// Attention to chosen rows: the last `window` tokens and the entries before, one of each `rate`
+/// tokens; without a window so many tokens before, as evenly as there are.
+struct SparseProblem {
+  std::string name;
+  int64_t num_tokens;
+  AttentionSpec spec;
+  int64_t top_k;
+  SparseSight sight;
 };
 
 std::vector<Problem> shapes() {
@@ -44,7 +57,27 @@ std::vector<Problem> shapes() {
           {"mla 1x4096", 1, 4096, spec(128, 128, 192, 128)},
           {"d64 4x4096", 4, 4096, spec(32, 8, 64)},
           {"qwen3-next 4x4096", 4, 4096, spec(16, 2, 256)},
+          {"gemma-4 global 4x4096", 4, 4096, spec(16, 2, 512)},
+          {"deepseek-v4 window 1x4096",
+           1,
+           4096,
+           {.num_heads = 64, .num_kv_heads = 1, .head_size = 512, .window = 128},
+           DType::kBF16,
+           true},
           {"qwen3-30b-a3b 1x2048 f32", 1, 2048, spec(32, 4, 128), DType::kF32}};
+}
+
+std::vector<SparseProblem> sparse_shapes() {
+  const AttentionSpec v4{.num_heads = 64, .num_kv_heads = 1, .head_size = 512, .head_size_v = 512};
+  const AttentionSpec v3{.num_heads = 128, .num_kv_heads = 1, .head_size = 576, .head_size_v = 512};
+  return {
+      {"deepseek-v4 heavy 1x4096", 4096, v4, 128 + 32, {.window = 128, .rate = 128, .entries = 32}},
+      {"deepseek-v4 sparse 1x4096",
+       4096,
+       v4,
+       128 + 512,
+       {.window = 128, .rate = 4, .entries = 512}},
+      {"deepseek-v3.2 1x4096", 4096, v3, 2048, {}}};
 }
 
 /// A tensor in the GPU's memory.
@@ -82,6 +115,33 @@ GpuTensor sequence_ends(const Problem& shape) {
   for (int64_t i = 0; i <= shape.batch; ++i) host.push_back(static_cast<int32_t>(i * shape.length));
   ends.memory.copy_from(host.data());
   return ends;
+}
+
+int64_t num_rows(const SparseProblem& shape) {
+  return shape.num_tokens + (shape.sight.window > 0 ? shape.num_tokens / shape.sight.rate : 0);
+}
+
+GpuTensor choice_of(const SparseProblem& shape) {
+  GpuTensor chosen({DType::kI32, {shape.num_tokens, shape.top_k}});
+  std::vector<int32_t> host;
+  for (int64_t token = 0; token < shape.num_tokens; ++token) {
+    std::vector<int64_t> own;
+    const SparseSight& sight = shape.sight;
+    if (sight.window == 0) {
+      const int64_t count = std::min(token + 1, shape.top_k);
+      for (int64_t i = 0; i < count; ++i) own.push_back(i * (token + 1) / count);
+    } else {
+      for (int64_t row = std::max<int64_t>(0, token - sight.window + 1); row <= token; ++row)
+        own.push_back(row);
+      const int64_t entries = (token + 1) / sight.rate;
+      const int64_t count = std::min(entries, sight.entries);
+      for (int64_t i = 0; i < count; ++i) own.push_back(shape.num_tokens + i * entries / count);
+    }
+    own.resize(shape.top_k, -1);
+    host.insert(host.end(), own.begin(), own.end());
+  }
+  chosen.memory.copy_from(host.data());
+  return chosen;
 }
 
 double median_ms(cudaStream_t stream, const std::function<void()>& run) {
@@ -147,8 +207,9 @@ void measure(const Backend& backend, const Problem& shape, bool cudnn) {
   const int64_t tokens = shape.batch * shape.length;
   const GpuTensor q = random_tensor({shape.dtype, {tokens, spec.num_heads * spec.head_size}}, 1);
   const GpuTensor k = random_tensor({shape.dtype, {tokens, spec.num_kv_heads * spec.head_size}}, 2);
-  const GpuTensor v =
+  const GpuTensor own_v =
       random_tensor({shape.dtype, {tokens, spec.num_kv_heads * spec.head_size_v}}, 3);
+  const GpuTensor& v = shape.shares_keys ? k : own_v;
   const GpuTensor grad_o =
       random_tensor({shape.dtype, {tokens, spec.num_heads * spec.head_size_v}}, 4);
   const GpuTensor ends = sequence_ends(shape);
@@ -165,15 +226,42 @@ void measure(const Backend& backend, const Problem& shape, bool cudnn) {
   std::fflush(stdout);
 }
 
-int run_all() {
+void measure_sparse(const Backend& backend, const SparseProblem& shape) {
+  const OperatorPtr forward_op = make_sparse_attention(shape.spec, shape.sight);
+  const AttentionSpec& spec = static_cast<const AttentionOperator&>(*forward_op).spec();
+  const int64_t tokens = shape.num_tokens;
+  const int64_t rows = num_rows(shape);
+  const DType dtype = DType::kBF16;
+  const GpuTensor q = random_tensor({dtype, {tokens, spec.num_heads * spec.head_size}}, 1);
+  const GpuTensor k = random_tensor({dtype, {rows, spec.num_kv_heads * spec.head_size}}, 2);
+  const GpuTensor own_v = random_tensor({dtype, {rows, spec.num_kv_heads * spec.head_size_v}}, 3);
+  const GpuTensor& v = spec.head_size == spec.head_size_v ? k : own_v;
+  const GpuTensor grad_o = random_tensor({dtype, {tokens, spec.num_heads * spec.head_size_v}}, 4);
+  const GpuTensor chosen = choice_of(shape);
+  const Timed forward = time_operator(backend, *forward_op, {q.view, k.view, v.view, chosen.view});
+  const SparseAttentionBackward backward_op(spec, false, shape.sight);
+  const Timed backward = time_operator(backend, backward_op,
+                                       {q.view, k.view, v.view, forward.outputs[0].view,
+                                        forward.outputs[1].view, grad_o.view, chosen.view});
+  fmt::print("{{\"shape\": \"{}\", \"who\": \"own\", \"forward\": {:.1f}, \"backward\": {:.1f}}}\n",
+             shape.name, forward.tflops, backward.tflops);
+  std::fflush(stdout);
+}
+
+/// Those whose names have `part`.
+int run_all(const std::string& part) {
   const GpuList list = list_gpus();
   if (list.gpus.empty()) {
     fmt::print("no GPU: {}\n", list.why);
     return 1;
   }
   const Backend backend = make_cuda_backend(0);
+  for (const SparseProblem& shape : sparse_shapes()) {
+    if (shape.name.find(part) != std::string::npos) measure_sparse(backend, shape);
+  }
   for (const bool cudnn : {false, true}) {
     for (const Problem& shape : shapes()) {
+      if (shape.name.find(part) == std::string::npos) continue;
       if (!cudnn || shape.dtype == DType::kBF16) measure(backend, shape, cudnn);
     }
   }
@@ -183,6 +271,6 @@ int run_all() {
 }  // namespace
 }  // namespace tessera
 
-int main() {
-  return tessera::run_all();
+int main(int argc, char** argv) {
+  return tessera::run_all(argc > 1 ? argv[1] : "");
 }

@@ -3,6 +3,7 @@
 #include "core/memory.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_cudnn.h"
+#include "ops/attention/large_heads.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/workspace.h"
@@ -73,6 +74,22 @@ ExactParams exact_params(const AttentionSpec& spec, const KernelArgs& args, cons
           .v = args.in(Input::kV).data};
 }
 
+large_heads::Params large_params(const AttentionSpec& spec, const KernelArgs& args,
+                                 const WorkList& list) {
+  static_assert(kExactBlock == large_heads::kRows);
+  return {.heads = heads_of(spec, args),
+          .num_rows = static_cast<int>(args.in(Input::kK).shape[0]),
+          .num_sms = context_of(args).num_sms(),
+          .q = args.in(Input::kQ).data,
+          .k = args.in(Input::kK).data,
+          .v = args.in(Input::kV).data,
+          .chosen = nullptr,
+          .top_k = 0,
+          .num_items = list.num_items,
+          .items = list.items,
+          .max_items = list.capacity};
+}
+
 void check_sizes(const Operator& op, const AttentionSpec& spec, int64_t num_tokens) {
   // Rows and blocks are counted in 32 bits on the GPU.
   check_shape(op, num_tokens <= INT32_MAX / (2 * spec.num_heads),
@@ -103,14 +120,26 @@ void set_backward(ExactParams& params, const KernelArgs& args, const float* delt
   set_gradients(params, args, delta);
 }
 
+void set_backward(large_heads::Params& params, const KernelArgs& args, const float* delta) {
+  params.grad_o = args.in(BackwardInput::kGradO).data;
+  set_gradients(params, args, delta);
+}
+
 }  // namespace cuda::attention
 
 namespace {
 
 namespace device = cuda::attention;
+namespace large = cuda::large_heads;
 using attention::BackwardInput;
 using attention::Input;
 using attention::Output;
+
+/// Whether heads of packed sequences have the kernels for large ones.
+bool has_large_heads(const AttentionSpec& spec, DType dtype) {
+  return dtype == DType::kBF16 && !device::uses_tensor_cores(spec, dtype) &&
+         large::fits(spec.head_size, spec.head_size_v);
+}
 
 /// What the backward keeps of the pairs of queries and keys (device::KeptPairs): tiles of a head,
 /// and the key-value heads taken at a time; 0: none. Windows see few of the pairs there is room
@@ -253,6 +282,12 @@ void run_forward(const Attention& op, const KernelArgs& args) {
       device::launch_list_sequences(sequences, stream);
     }
     device::launch_tensor_forward(params, stream);
+  } else if (has_large_heads(spec, q.dtype)) {
+    large::Params params = device::large_params(spec, args, list);
+    params.o = args.out(Output::kO).data;
+    params.lse = args.out(Output::kLse).as<float>();
+    device::launch_list_sequences(sequences, stream);
+    large::launch_forward(params, stream);
   } else {
     device::ExactParams params = device::exact_params(spec, args, list);
     params.o = args.out(Output::kO).data;
@@ -300,6 +335,11 @@ void run_backward(const AttentionBackward& op, const KernelArgs& args) {
     device::set_backward(params, spec, args, scratch.delta(args));
     params.pairs = scratch.pairs(args, spec);
     launch_tensor_backward(params, stream);
+  } else if (has_large_heads(spec, q.dtype)) {
+    large::Params params = device::large_params(spec, args, list);
+    device::set_backward(params, args, scratch.delta(args));
+    large::launch_query_grad(params, stream);
+    large::launch_key_grads(params, stream);
   } else {
     device::ExactParams params = device::exact_params(spec, args, list);
     device::set_backward(params, args, scratch.delta(args));

@@ -17,6 +17,7 @@ using testing::OperatorInputs;
 struct Case {
   AttentionSpec spec;
   std::vector<int64_t> lengths;
+  bool shares_keys = false;  ///< with the values
 
   int64_t num_tokens() const { return std::accumulate(lengths.begin(), lengths.end(), int64_t{0}); }
   std::string to_string() const {
@@ -55,7 +56,7 @@ class AttentionCudaTest : public testing::GpuTest {
     const int64_t tokens = test.num_tokens();
     const OwnedTensor ends = cumulative(test.lengths);
     const auto inputs = [&](DType dtype) -> OperatorInputs {
-      return {{"xq", "xk", "xv", "cu_seqlens"},
+      return {{"xq", "xk", test.shares_keys ? "xk" : "xv", "cu_seqlens"},
               {{dtype, {tokens, spec.num_heads * spec.head_size}},
                {dtype, {tokens, spec.num_kv_heads * spec.head_size}},
                {dtype, {tokens, spec.num_kv_heads * spec.head_size_v}},
@@ -92,7 +93,7 @@ class AttentionCudaTest : public testing::GpuTest {
 };
 
 TEST_F(AttentionCudaTest, HeadSizes) {
-  for (const int64_t size : {1, 8, 24, 33, 64, 80, 128, 136, 192, 200, 256, 264})
+  for (const int64_t size : {1, 8, 24, 33, 64, 80, 128, 136, 192, 200, 256, 264, 512, 576})
     check({heads(2, 1, size, size == 192 ? 128 : 0), {37, 150}});
 }
 
@@ -104,10 +105,14 @@ TEST_F(AttentionCudaTest, ValuesOfAnotherSize) {
   check({heads(2, 1, 64, 128), {140}});
   check({heads(4, 2, 256, 136), {100, 1, 70}});
   check({heads(2, 1, 72, 256), {130}});
+  check({heads(2, 1, 576, 512), {130, 3}});
+  check({heads(2, 1, 264, 24), {70}});
+  check({heads(2, 1, 8, 512), {50}});
+  check({heads(2, 1, 576, 520), {50}});
 }
 
 TEST_F(AttentionCudaTest, GroupedHeads) {
-  for (const int64_t size : {64, 128, 256}) {
+  for (const int64_t size : {64, 128, 256, 512}) {
     check({heads(4, 4, size), {5, 131, 64}});
     check({heads(8, 2, size), {200, 7}});
     check({heads(6, 2, size), {140}});
@@ -126,6 +131,8 @@ TEST_F(AttentionCudaTest, Lengths) {
     check({heads(2, 2, 64), lengths});
     check({heads(4, 1, 128), lengths});
     check({heads(2, 1, 256), lengths});
+    check({heads(2, 1, 512), lengths});
+    check({heads(2, 1, 512), lengths, true});
   }
 }
 
@@ -134,6 +141,8 @@ TEST_F(AttentionCudaTest, Windows) {
     check({heads(2, 1, 64, 0, window), {400, 1, 33}});
     check({heads(2, 2, 192, 128, window), {300}});
     check({heads(2, 1, 256, 0, window), {300, 65}});
+    check({heads(2, 1, 512, 0, window), {200, 65}});
+    check({heads(4, 2, 512, 0, window), {200, 65}, true});
   }
 }
 
@@ -223,6 +232,16 @@ TEST_F(AttentionCudaTest, TinyWideWithoutPairs) {
   static_cast<cuda::CudaContext&>(*narrow.context()).get<cuda::AttentionOptions>().pairs = {
       .most_bytes = 0};
   check_on(narrow, {heads(2, 1, 200), {130, 0, 1}}, {0, 1},
+           {.dtypes = {DType::kBF16}, .once = true});
+}
+
+TEST_F(AttentionCudaTest, TinyLargeHeads) {
+  check_on(testing::make_narrow_gpu(), {heads(2, 1, 512), {70, 0, 1}}, {0, 1},
+           {.dtypes = {DType::kBF16}, .once = true});
+}
+
+TEST_F(AttentionCudaTest, TinyLargeHeadsThatShareKeys) {
+  check_on(testing::make_narrow_gpu(), {heads(2, 1, 512), {70, 0, 1}, true}, {0, 1},
            {.dtypes = {DType::kBF16}, .once = true});
 }
 

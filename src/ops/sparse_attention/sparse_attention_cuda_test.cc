@@ -26,18 +26,31 @@ class SparseAttentionCuda : public testing::GpuTest {
   /// `others`: rows of keys behind the tokens' own, which nobody chose.
   void check(const AttentionSpec& spec, int64_t tokens, int64_t top_k, bool once = false,
              int64_t others = 0) const {
+    check_with("xv", spec, tokens, top_k, once, others);
+  }
+  /// The same, the keys being the values.
+  void check_shared(const AttentionSpec& spec, int64_t tokens, int64_t top_k, bool once = false,
+                    int64_t others = 0) const {
+    check_with("xk", spec, tokens, top_k, once, others);
+  }
+
+ private:
+  void check_with(const std::string& values, const AttentionSpec& spec, int64_t tokens,
+                  int64_t top_k, bool once, int64_t others) const {
     const OwnedTensor chosen = draw_choice(tokens, top_k);
     const int64_t rows = tokens + others;
     testing::check_operator_on_gpu(
         make_sparse_attention(spec),
         [&](DType dtype) {
-          return testing::OperatorInputs{{"xq", "xk", "xv", "chosen"},
+          return testing::OperatorInputs{{"xq", "xk", values, "chosen"},
                                          {{dtype, {tokens, spec.num_heads * spec.head_size}},
                                           {dtype, {rows, spec.num_kv_heads * spec.head_size}},
                                           {dtype, {rows, spec.num_kv_heads * spec.head_size_v}},
                                           {DType::kI32, {tokens, top_k}}}};
         },
-        {0, 1}, cpu(), gpu(), {.values = {{"chosen", chosen}}, .once = once});
+        {0, 1}, cpu(), gpu(),
+        // On tensor cores probabilities and their gradients are rounded to BF16, as in attention.
+        {.values = {{"chosen", chosen}}, .tolerance_bf16 = 1e-2, .once = once});
   }
 };
 
@@ -54,10 +67,37 @@ TEST_F(SparseAttentionCuda, Shapes) {
     check(heads(4, 2, 33, 7), 60, top_k);
     check(heads(3, 1, 576, 512), 40, top_k);
   }
-  check(heads(8, 1, 512, 512), 70, 20, false, 33);
+  check(heads(2, 1, 512, 512), 70, 20, false, 33);
   check(heads(33, 3, 70, 41), 50, 9);
   check(heads(2, 2, 16, 16), 0, 4);
   check(heads(2, 2, 16, 16), 1, 4);
+}
+
+/// On tensor cores: units that are full and not, keys that more tokens chose than a block takes.
+TEST_F(SparseAttentionCuda, LargeHeads) {
+  for (const int64_t top_k : {1, 32, 33, 90}) check(heads(8, 1, 576, 512), 150, top_k, false, 70);
+  check(heads(64, 1, 512, 512), 300, 40);
+  check(heads(80, 1, 328, 64), 70, 20);
+  check(heads(80, 2, 64, 264), 40, 9);
+  check(heads(16, 2, 512, 512), 140, 30, false, 1);
+  check(heads(64, 1, 512, 512), 0, 4, false, 5);
+  check(heads(64, 1, 512, 512), 1, 4);
+}
+
+TEST_F(SparseAttentionCuda, KeysThatAreTheValues) {
+  for (const int64_t top_k : {1, 32, 33, 90}) check_shared(heads(8, 1, 512, 512), 150, top_k);
+  check_shared(heads(64, 1, 512, 512), 300, 40, false, 33);
+  check_shared(heads(80, 1, 136, 136), 70, 20);
+  check_shared(heads(16, 2, 320, 320), 140, 30, false, 1);
+  check_shared(heads(2, 1, 16, 16), 30, 4);
+}
+
+TEST_F(SparseAttentionCuda, TinyLargeHeads) {
+  check(heads(8, 1, 576, 512), 9, 3, true, 60);
+}
+
+TEST_F(SparseAttentionCuda, TinyKeysThatAreTheValues) {
+  check_shared(heads(8, 1, 512, 512), 66, 40, true, 2);
 }
 
 TEST_F(SparseAttentionCuda, TinySharedKeys) {

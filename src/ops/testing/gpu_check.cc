@@ -300,17 +300,21 @@ void check_operator_on_gpu(const OperatorPtr& op,
     CheckedProgram checked{Program(std::string(op->name())), {}};
     const OperatorInputs given = inputs(dtype);
     std::vector<ValueId> ids;
+    std::map<std::string, ValueId> by_name;
     for (size_t i = 0; i < given.names.size(); ++i) {
       const std::string& name = given.names[i];
-      ids.push_back(name.starts_with("w") ? checked.program.add_weight(name, given.types[i])
-                                          : checked.program.add_input(name, given.types[i]));
+      if (!by_name.contains(name))
+        by_name[name] = name.starts_with("w") ? checked.program.add_weight(name, given.types[i])
+                                              : checked.program.add_input(name, given.types[i]);
+      ids.push_back(by_name.at(name));
     }
     const std::vector<ValueId> outputs =
         checked.program.add(op, ids, numbered_outputs(given.types, *op));
     checked.program.set_outputs(outputs);
     for (const int output : outputs_with_grad) checked.request.outputs.push_back(outputs[output]);
-    for (size_t i = 0; i < ids.size() && !outputs_with_grad.empty(); ++i) {
-      if (given.names[i].starts_with("x")) checked.request.inputs.push_back(ids[i]);
+    if (outputs_with_grad.empty()) return checked;
+    for (const auto& [name, id] : by_name) {
+      if (name.starts_with("x")) checked.request.inputs.push_back(id);
     }
     return checked;
   };

@@ -51,7 +51,8 @@ std::vector<std::string> numbered_outputs(const std::vector<ValueType>& inputs, 
 
 /// The same for an operator alone, whose inputs have the types that `inputs` gives for an element
 /// type. Inputs named "w..." are weights, those named "x..." are differentiated, others are
-/// constants; `values` has their values by name. Gradients are given for the outputs listed.
+/// constants; `values` has their values by name. Inputs of the same name are one value. Gradients
+/// are given for the outputs listed.
 struct OperatorInputs {
   std::vector<std::string> names;
   std::vector<ValueType> types;
