@@ -1,4 +1,7 @@
 #include "ops/attention/attention_cuda.h"
+
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/memory.h"
 #include "ops/attention/attention.h"
@@ -169,13 +172,30 @@ PairRoom pair_room(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
   return {tiles, kv_heads};
 }
 
-/// Scratch memory: the list of blocks and, for the backward, delta [N, T] and kept pairs.
+/// What the backward of large heads leaves in parts of the keys' gradients.
+struct PartRoom {
+  int num_parts = 1;
+  int64_t num_sums = 0;  ///< values
+};
+
+PartRoom part_room(const AttentionSpec& spec, DType dtype, int64_t num_tokens, int64_t num_items) {
+  if (!has_large_heads(spec, dtype)) return {};
+  const int parts = large::num_parts(num_items * spec.num_kv_heads,
+                                     static_cast<int>(spec.num_heads / spec.num_kv_heads));
+  if (parts == 1) return {};
+  return {parts,
+          parts * num_tokens * spec.num_kv_heads * std::max(spec.head_size, spec.head_size_v)};
+}
+
+/// Scratch memory: the list of blocks and, for the backward, delta [N, T], and kept pairs or parts
+/// of sums.
 class Scratch {
  public:
   Scratch(int64_t capacity, int64_t num_deltas, int64_t num_sequences = 0, PairRoom room = {},
-          int64_t group_size = 1)
+          int64_t group_size = 1, PartRoom parts = {})
       : capacity_(capacity),
         room_(room),
+        parts_(parts),
         num_items_(layout_.add<int>(1)),
         num_of_length_(layout_.add<int>(capacity + 1)),
         items_(layout_.add<device::Item>(capacity)),
@@ -183,7 +203,8 @@ class Scratch {
         pairs_fit_(layout_.add<int>(1)),
         first_pairs_(layout_.add<int64_t>(room.kv_heads > 0 ? num_sequences : 0)),
         pairs_(layout_.add<std::byte>(room.kv_heads * group_size * room.tiles *
-                                      device::kPairTileBytes)) {}
+                                      device::kPairTileBytes)),
+        sums_(layout_.add<float>(parts.num_sums)) {}
 
   int64_t num_bytes() const { return layout_.num_bytes(); }
   device::WorkList list(const KernelArgs& args) const {
@@ -206,6 +227,10 @@ class Scratch {
             .fit = workspace_part<int>(args.workspace, pairs_fit_),
             .num_kv_heads = static_cast<int>(room_.kv_heads)};
   }
+  void set_parts(large::Params& params, const KernelArgs& args) const {
+    params.num_parts = parts_.num_parts;
+    params.sums = workspace_part<float>(args.workspace, sums_);
+  }
   float* delta(const KernelArgs& args) const {
     return workspace_part<float>(args.workspace, delta_);
   }
@@ -214,6 +239,7 @@ class Scratch {
   WorkspaceLayout layout_;
   int64_t capacity_;
   PairRoom room_;
+  PartRoom parts_;
   int64_t num_items_;
   int64_t num_of_length_;
   int64_t items_;
@@ -221,6 +247,7 @@ class Scratch {
   int64_t pairs_fit_;
   int64_t first_pairs_;
   int64_t pairs_;
+  int64_t sums_;
 };
 
 Scratch forward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
@@ -229,9 +256,14 @@ Scratch forward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_toke
 }
 Scratch backward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
                          int64_t num_sequences, const cuda::PairLimits& limits) {
-  return {device::max_items(num_tokens, num_sequences, device::block_size(spec, dtype)),
-          num_tokens * spec.num_heads, num_sequences, pair_room(spec, dtype, num_tokens, limits),
-          spec.num_heads / spec.num_kv_heads};
+  const int64_t num_items =
+      device::max_items(num_tokens, num_sequences, device::block_size(spec, dtype));
+  return {num_items,
+          num_tokens * spec.num_heads,
+          num_sequences,
+          pair_room(spec, dtype, num_tokens, limits),
+          spec.num_heads / spec.num_kv_heads,
+          part_room(spec, dtype, num_tokens, num_items)};
 }
 Scratch cached_scratch(int64_t num_queries) {
   return {device::max_items(num_queries, 1, device::kExactBlock), 0};
@@ -338,6 +370,7 @@ void run_backward(const AttentionBackward& op, const KernelArgs& args) {
   } else if (has_large_heads(spec, q.dtype)) {
     large::Params params = device::large_params(spec, args, list);
     device::set_backward(params, args, scratch.delta(args));
+    scratch.set_parts(params, args);
     large::launch_query_grad(params, stream);
     large::launch_key_grads(params, stream);
   } else {

@@ -42,42 +42,40 @@ struct KeyValueRows<kRowsOf, kMostSharedSize, true> {
   __device__ __forceinline__ const Operand<kRowsOf, kMostSharedSize>& v() const { return k; }
 };
 
-__device__ __forceinline__ const Value* values(const void* data) {
-  return static_cast<const Value*>(data);
-}
-
-/// Starts to copy a head's row of `size` elements to row `row` of an operand, by one warp. What is
-/// behind them, and all of it where `place` (the head's among those of all rows) is negative,
-/// becomes zero.
-template <int kRowsOf, int kDepth>
-__device__ __forceinline__ void copy_row(Operand<kRowsOf, kDepth>& to, int row, const void* from,
-                                         int place, int size) {
-  const Value* const source = values(from) + int64_t{max(place, 0)} * size;
+/// Starts to copy eight heads' rows of `size` elements to an operand's rows from `first` on, a
+/// multiple of eight, by one warp. What is behind their elements becomes zero, and so does a row
+/// whose place among the heads of all rows, place_of(i), is negative.
+template <int kRowsOf, int kDepth, typename PlaceOf>
+__device__ __forceinline__ void copy_eight(Operand<kRowsOf, kDepth>& to, int first,
+                                           const void* from, int size, const PlaceOf& place_of) {
+  constexpr int kTileBytes = Operand<kRowsOf, kDepth>::kTileBytes;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const char* const source = static_cast<const char*>(from) + lane * 16;
+  const uint32_t at =
+      shared_address(to.tiles[0]) + first * 128 + lane / 8 * kTileBytes + lane % 8 * 16;
 #pragma unroll
-  for (int first = 0; first < kDepth / 8; first += 32) {
-    const int chunk = first + lane;
-    if (chunk >= kDepth / 8) break;
-    const bool is_there = place >= 0 && chunk * 8 < size;
-    const uint32_t at =
-        shared_address(to.tiles[chunk / 8]) + row * 128 + ((chunk % 8 ^ row % 8) << 4);
-    copy_16_bytes(at, is_there ? source + chunk * 8 : source, is_there);
+  for (int i = 0; i < 8; ++i) {
+    const int place = place_of(i);
+    const char* const row = source + int64_t{max(place, 0)} * (2 * size);
+#pragma unroll
+    for (int chunk = 0; chunk < kDepth / 8; chunk += 32) {
+      if (kDepth / 8 - chunk < 32 && lane >= kDepth / 8 - chunk) break;
+      const bool is_there = place >= 0 && (chunk + lane) * 8 < size;
+      copy_16_bytes((at ^ i * 16) + i * 128 + chunk / 8 * kTileBytes,
+                    is_there ? row + chunk * 16 : static_cast<const char*>(from), is_there);
+    }
   }
 }
 
 /// Copies keys, and values that are not the keys; lane i of each warp has the place of row i of 32.
 template <int kRowsOf, int kDepth, bool kShared>
-__device__ __forceinline__ void copy_keys(KeyValueRows<kRowsOf, kDepth, kShared>& to, int first,
+__device__ __forceinline__ void copy_keys(KeyValueRows<kRowsOf, kDepth, kShared>& to,
                                           const Params& params, int own_place) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-#pragma unroll
-  for (int i = 0; i < 32 / kFeedWarps; ++i) {
-    const int row = warp * (32 / kFeedWarps) + i;
-    const int place = __shfl_sync(~0U, own_place, row);
-    copy_row(to.k, first + row, params.k, place, params.heads.head_size);
-    if constexpr (!kShared)
-      copy_row(to.values, first + row, params.v, place, params.heads.head_size_v);
-  }
+  static_assert(kColumns == 8 * kFeedWarps);
+  const int first = static_cast<int>(threadIdx.x) / 32 * 8;
+  const auto place = [&](int i) { return __shfl_sync(~0U, own_place, first + i); };
+  copy_eight(to.k, first, params.k, params.heads.head_size, place);
+  if constexpr (!kShared) copy_eight(to.values, first, params.v, params.heads.head_size_v, place);
 }
 
 /// What a descriptor of rows along the reduction grows by until its step of 16 elements.
@@ -121,6 +119,27 @@ __device__ __forceinline__ void start_tail(float (&d)[kPairs], uint64_t rows, ui
 #pragma unroll
   for (int step = kMostSizeV / 16; step < kMostSize / 16; ++step)
     add_step(d, rows + offset_of_step<kRows>(step), columns + offset_of_step<kColumns>(step));
+}
+
+/// d = rows · columns of the first 512 elements, given their descriptors; those behind them are
+/// added in the first warpgroup alone, from `tail_rows` and `tail_columns`.
+template <int kDepth>
+__device__ __forceinline__ void multiply(float (&d)[kPairs], uint64_t rows, uint64_t columns,
+                                         uint64_t tail_rows, uint64_t tail_columns) {
+  float tail[kPairs];
+  clear_values(d);
+  if constexpr (kDepth > kMostSizeV) clear_values(tail);
+  begin_products();
+  start_main(d, rows, columns);
+  if constexpr (kDepth > kMostSizeV) start_tail(tail, tail_rows, tail_columns);
+  commit_products();
+  wait_products<0>();
+  fence_values(d);
+  if constexpr (kDepth > kMostSizeV) {
+    fence_values(tail);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) d[i] += own_group() == 0 ? tail[i] : 0;
+  }
 }
 
 using Factors = uint32_t[kColumns / 16][4];
@@ -347,11 +366,13 @@ struct UnitProducer {
  private:
   /// When the queries of the unit before have been used.
   __device__ void hand_on(const Unit& unit, uint32_t parity) {
-    constexpr int kOfWarp = kRows / kFeedWarps;
-    const int first = static_cast<int>(threadIdx.x) / 32 * kOfWarp;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
     shared.rows_empty.wait(parity ^ 1);
-    for (int row = first; row < first + kOfWarp && unit.num_tiles > 0; ++row)
-      shared.copy_query(params, row, unit.has(row) ? unit.place(params.heads, row) : -1);
+    for (int first = warp * 8; first < kRows && unit.num_tiles > 0; first += 8 * kFeedWarps) {
+      shared.copy_queries(params, first, [&](int i) {
+        return unit.has(first + i) ? unit.place(params.heads, first + i) : -1;
+      });
+    }
     if (threadIdx.x == 0) shared.unit = unit;
     arrive_when_copied(&shared.rows_full);
     shared.rows_full.arrive();
@@ -365,7 +386,7 @@ struct UnitProducer {
       next = units.key_place(unit, (unit.first_tile + t + 1) * kColumns + lane);
       const int s = cursor.stage;
       shared.empty[s].wait(cursor.parity ^ 1);
-      copy_keys(shared.stages[s], 0, params, place);
+      copy_keys(shared.stages[s], params, place);
       arrive_when_copied(&shared.full[s]);
       cursor.advance();
     }

@@ -35,7 +35,6 @@ struct Choosers {
   int2* slots;      ///< [C]: a tile's first slot, and how many it has
   Chunk* chunks;    ///< [C + kMoreBlocks]
   int* num_chunks;  ///< one value
-  float* sums;      ///< [num_kv_heads, num_slots, kRows, size]
   int num_slots;
 };
 constexpr int64_t num_key_tiles(int64_t num_rows) {
@@ -43,6 +42,9 @@ constexpr int64_t num_key_tiles(int64_t num_rows) {
 }
 /// Slots that can be needed.
 int64_t most_slots(int64_t num_tokens, int64_t num_rows);
+/// Among how many thread blocks the query heads of 64 keys are shared, given how many times 64 keys
+/// there are, so that the GPU's SMs have work.
+int num_parts(int64_t num_items, int group);
 
 struct Params {
   attention::Heads heads;  ///< heads.num_rows are the tokens with queries
@@ -66,21 +68,25 @@ struct Params {
   void* grad_k;
   void* grad_v;
   Choosers choosers;  ///< where rows were chosen
+  int num_parts;      ///< else
+  /// Scratch memory: what blocks leave of keys that several have, [num_kv_heads, num_slots, kRows,
+  /// size] or, where there are parts, [num_parts, num_rows, num_kv_heads, size].
+  float* sums;
 };
 
 /// Whether these kernels take heads of such sizes; rows must begin at multiples of 16 bytes.
 bool fits(int64_t head_size, int64_t head_size_v);
 void launch_forward(const Params& params, cudaStream_t stream);
 void launch_query_grad(const Params& params, cudaStream_t stream);
-/// Each sum has a fixed order, whatever the GPU.
+/// Each sum has a fixed order, whatever the GPU. Where the values are the keys, grad_k is the sum
+/// of both gradients and grad_v zero.
 void launch_key_grads(const Params& params, cudaStream_t stream);
 
 /// Ends with an error where a row was chosen that there is not.
 void launch_check_choice(const Params& params, cudaStream_t stream);
 /// Makes params.choosers but for the sums.
 void launch_list_choosers(const Params& params, cudaStream_t stream);
-/// Adds up what chunks of the same tile left, times `factor`, to `grad` BF16 [num_rows, Nkv·size].
-void launch_add_slots(const Params& params, void* grad, int size, float factor,
-                      cudaStream_t stream);
+/// Adds up what several blocks left of the same keys to `grad` BF16 [num_rows, Nkv·size].
+void launch_add_sums(const Params& params, void* grad, int size, cudaStream_t stream);
 
 }  // namespace tessera::cuda::large_heads

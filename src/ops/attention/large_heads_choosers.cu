@@ -21,6 +21,8 @@ constexpr int kPlanThreads = 1024;
 constexpr int kAddThreads = 256;
 constexpr int kAddRows = 8;        // of a block
 constexpr int kLeastOfChunk = 64;  // tokens
+constexpr int kWantedBlocks = 256;
+constexpr int kMostParts = 8;
 
 /// Bits come in any order, to the same words.
 __global__ void __launch_bounds__(kMarkThreads) mark_kernel(const __grid_constant__ Params params) {
@@ -123,9 +125,22 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(Choosers choosers, i
   if (lane == 0) *choosers.num_chunks = first_chunk;
 }
 
+constexpr int kWidth = 4;  // values of a thread at a time; heads have whole ones
+
+/// The sum of `count` parts that are so far apart.
+__device__ __forceinline__ Floats<kWidth> add_parts(const float* first, int64_t apart, int count) {
+  Floats<kWidth> sum = load<kWidth>(first);
+  for (int part = 1; part < count; ++part) {
+    const Floats<kWidth> own = load<kWidth>(first + part * apart);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum[i] += own[i];
+  }
+  return sum;
+}
+
 /// A block for each tile, kAddRows of its rows and key-value head.
 __global__ void __launch_bounds__(kAddThreads)
-    add_kernel(const __grid_constant__ Params params, __nv_bfloat16* grad, int size, float factor) {
+    add_slots_kernel(const __grid_constant__ Params params, __nv_bfloat16* grad, int size) {
   wait_for_earlier();
   const int tile = static_cast<int>(blockIdx.x);
   const int kv_head = static_cast<int>(blockIdx.z);
@@ -133,17 +148,23 @@ __global__ void __launch_bounds__(kAddThreads)
   if (slots.y == 0) return;
   const int first_row = static_cast<int>(blockIdx.y) * kAddRows;
   const int64_t slot_size = int64_t{kRows} * size;
-  const float* const sums = params.choosers.sums +
+  const float* const sums = params.sums +
                             (int64_t{kv_head} * params.choosers.num_slots + slots.x) * slot_size +
                             first_row * size;
-  for (int i = threadIdx.x; i < kAddRows * size; i += kAddThreads) {
+  for (int i = static_cast<int>(threadIdx.x) * kWidth; i < kAddRows * size;
+       i += kAddThreads * kWidth) {
     const int row = tile * kRows + first_row + i / size;
     if (row >= params.num_rows) return;
-    float sum = 0;
-    for (int slot = 0; slot < slots.y; ++slot) sum += sums[slot * slot_size + i];
-    grad[(int64_t{row} * params.heads.num_kv_heads + kv_head) * size + i % size] =
-        __float2bfloat16_rn(sum * factor);
+    const int64_t to = (int64_t{row} * params.heads.num_kv_heads + kv_head) * size + i % size;
+    store(grad + to, add_parts(sums + i, slot_size, slots.y));
   }
+}
+
+__global__ void __launch_bounds__(kAddThreads)
+    add_parts_kernel(const __grid_constant__ Params params, __nv_bfloat16* grad, int64_t count) {
+  wait_for_earlier();
+  const int64_t i = (int64_t{blockIdx.x} * kAddThreads + threadIdx.x) * kWidth;
+  if (i < count) store(grad + i, add_parts(params.sums + i, count, params.num_parts));
 }
 
 }  // namespace
@@ -154,6 +175,11 @@ void launch_check_choice(const Params& params, cudaStream_t stream) {
     launch_early(check_kernel,
                  {static_cast<unsigned>(divide_up(count, kMarkThreads)), kMarkThreads}, stream,
                  params);
+}
+
+int num_parts(int64_t num_items, int group) {
+  return static_cast<int>(std::clamp<int64_t>(kWantedBlocks / std::max<int64_t>(num_items, 1), 1,
+                                              std::min<int64_t>(group, kMostParts)));
 }
 
 int64_t most_slots(int64_t num_tokens, int64_t num_rows) {
@@ -174,13 +200,18 @@ void launch_list_choosers(const Params& params, cudaStream_t stream) {
   launch_early(plan_kernel, {1, kPlanThreads}, stream, choosers, static_cast<int>(num_tiles));
 }
 
-void launch_add_slots(const Params& params, void* grad, int size, float factor,
-                      cudaStream_t stream) {
-  if (params.choosers.num_slots == 0) return;
-  const dim3 blocks(static_cast<unsigned>(num_key_tiles(params.num_rows)), kRows / kAddRows,
-                    static_cast<unsigned>(params.heads.num_kv_heads));
-  launch_early(add_kernel, {blocks, kAddThreads}, stream, params, static_cast<__nv_bfloat16*>(grad),
-               size, factor);
+void launch_add_sums(const Params& params, void* grad, int size, cudaStream_t stream) {
+  auto* const to = static_cast<__nv_bfloat16*>(grad);
+  if (params.chosen != nullptr) {
+    if (params.choosers.num_slots == 0) return;
+    const dim3 blocks(static_cast<unsigned>(num_key_tiles(params.num_rows)), kRows / kAddRows,
+                      static_cast<unsigned>(params.heads.num_kv_heads));
+    launch_early(add_slots_kernel, {blocks, kAddThreads}, stream, params, to, size);
+  } else if (params.num_parts > 1) {
+    const int64_t count = int64_t{params.num_rows} * params.heads.num_kv_heads * size;
+    const auto blocks = static_cast<unsigned>(divide_up(count, kAddThreads * kWidth));
+    launch_early(add_parts_kernel, {blocks, kAddThreads}, stream, params, to, count);
+  }
 }
 
 }  // namespace tessera::cuda::large_heads

@@ -36,8 +36,10 @@ struct Shared {
     }
     fence_barrier_init();
   }
-  __device__ __forceinline__ void copy_query(const Params& params, int row, int place) {
-    copy_row(q, row, params.q, place, params.heads.head_size);
+  template <typename PlaceOf>
+  __device__ __forceinline__ void copy_queries(const Params& params, int first,
+                                               const PlaceOf& place_of) {
+    copy_eight(q, first, params.q, params.heads.head_size, place_of);
   }
 };
 

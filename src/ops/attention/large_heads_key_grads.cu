@@ -9,7 +9,7 @@
 namespace tessera::cuda::large_heads {
 namespace {
 
-enum class Of { kValues, kKeys };
+enum class Of { kValues, kKeys, kBoth };
 
 /// Which of the block's keys the queries of a step see.
 struct Sight {
@@ -61,82 +61,114 @@ struct Block {
   int key_row;
   int num_keys;   ///< that there are
   int first_key;  ///< a position; 0 where rows were chosen
-  int per_head;   ///< steps of a head, or parts of a token's heads
+  int per_outer;  ///< steps of a token, or of a head
   int num_steps;
-  int slot;         ///< for the sums; -1: they are the gradients
-  Chunk chunk;      ///< where rows were chosen
-  int first_query;  ///< else: a position, a multiple of 32
-  int query_row;    ///< else: of position 0
-  int num_queries;  ///< else: positions from here on are not there
+  int64_t sums_row;  ///< of the rows of sums, the first key's; -1: the sums are the gradients
+  Chunk chunk;       ///< where rows were chosen
+  int first_head;    ///< else: of those the block goes over
+  int query_row;     ///< else: of position 0
+  int num_queries;   ///< else: positions from here on are not there
 };
 
 __device__ Block chosen_block(const Params& params, int idx) {
   const int group = params.heads.num_heads / params.heads.num_kv_heads;
   const Chunk chunk = params.choosers.chunks[idx / params.heads.num_kv_heads];
+  const int kv_head = idx % params.heads.num_kv_heads;
   const int key_row = chunk.tile * kRows;
   const int parts = (group + kColumns - 1) / kColumns;
-  return {.kv_head = idx % params.heads.num_kv_heads,
+  const int64_t slot = int64_t{kv_head} * params.choosers.num_slots + chunk.slot;
+  return {.kv_head = kv_head,
           .key_row = key_row,
           .num_keys = min(kRows, params.num_rows - key_row),
           .first_key = 0,
-          .per_head = parts,
+          .per_outer = parts,
           .num_steps = chunk.count * parts,
-          .slot = chunk.slot,
+          .sums_row = chunk.slot < 0 ? -1 : slot * kRows,
           .chunk = chunk};
 }
 
 __device__ Block sequence_block(const Params& params, int idx) {
-  const int group = params.heads.num_heads / params.heads.num_kv_heads;
-  const Item item = params.items[idx / params.heads.num_kv_heads];
+  const attention::Heads& heads = params.heads;
+  const int group = heads.num_heads / heads.num_kv_heads;
+  const int part = idx % params.num_parts;
+  const int kv_head = idx / params.num_parts % heads.num_kv_heads;
+  const Item item = params.items[idx / params.num_parts / heads.num_kv_heads];
+  const int first_head = kv_head * group + group * part / params.num_parts;
+  const int end_head = kv_head * group + group * (part + 1) / params.num_parts;
   // Keys that are first in their sequence are seen by most queries: the list's order reversed.
   const int first_key = item.num_after * kRows;
-  const int window = params.heads.window;
-  const int end = window == 0 ? item.length : min(item.length, first_key + kRows - 1 + window);
+  const int key_row = item.key_row + first_key;
+  const int end =
+      heads.window == 0 ? item.length : min(item.length, first_key + kRows - 1 + heads.window);
   const int per_head = (end - first_key + kColumns - 1) / kColumns;
-  return {.kv_head = idx % params.heads.num_kv_heads,
-          .key_row = item.key_row + first_key,
+  return {.kv_head = kv_head,
+          .key_row = key_row,
           .num_keys = min(kRows, item.length - first_key),
           .first_key = first_key,
-          .per_head = per_head,
-          .num_steps = per_head * group,
-          .slot = -1,
+          .per_outer = per_head,
+          .num_steps = per_head * (end_head - first_head),
+          .sums_row = params.num_parts == 1 ? -1 : int64_t{part} * params.num_rows + key_row,
           .chunk = {},
-          .first_query = first_key,
+          .first_head = first_head,
           .query_row = item.query_row,
           .num_queries = item.length};
 }
 
-/// A step's query of this lane: its place among all heads of all tokens, -1 if it is not there, and
-/// that of its sums.
+/// What a lane of the warpgroup that feeds has of a step's query.
 struct Query {
-  int place;
-  int64_t place_of_sums;
+  int place;  ///< among all heads of all tokens; -1: it is not there
+  float lse;  ///< of the first warp
+  float delta;
+  Sight sight;
 };
 
-__device__ __forceinline__ Query make_query(const attention::Heads& heads, int token, int head,
-                                            bool is_there) {
-  return {is_there ? token * heads.num_heads + head : -1, head * heads.num_rows + token};
-}
+/// The queries of a block's steps.
+struct Queries {
+  const Params& params;
+  const Block& block;
 
-__device__ Query query_at(const Params& params, const Block& block, int step, Sight& sight) {
-  const attention::Heads& heads = params.heads;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = heads.num_heads / heads.num_kv_heads;
-  const int outer = step / block.per_head;
-  const int inner = step % block.per_head;
-  if (params.chosen == nullptr) {
-    const int query = block.first_query + inner * kColumns;
-    sight = {~uint64_t{0}, query};
-    return make_query(heads, block.query_row + query + lane, block.kv_head * group + outer,
-                      query + lane < block.num_queries);
+  /// The token of a step, or of its first query, which `at` needs. It is asked for a step ahead,
+  /// since what else there is to be read lies where it says.
+  __device__ __forceinline__ int token(int step) const {
+    const int outer = step / block.per_outer;
+    if (params.chosen == nullptr)
+      return block.query_row + block.first_key + (step - outer * block.per_outer) * kColumns;
+    const int64_t list = int64_t{block.chunk.tile} * params.heads.num_rows;
+    return params.choosers.tokens[list + block.chunk.first + min(outer, block.chunk.count - 1)];
   }
-  const Choosers& choosers = params.choosers;
-  const int64_t list = int64_t{block.chunk.tile} * heads.num_rows;
-  const int token = choosers.tokens[list + block.chunk.first + outer];
-  const int in_group = inner * kColumns + lane;
-  sight = {choosers.masks[list + token], kRows};
-  return make_query(heads, token, block.kv_head * group + in_group, in_group < group);
-}
+
+  __device__ __forceinline__ Query at(int step, int token) const {
+    const attention::Heads& heads = params.heads;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int outer = step / block.per_outer;
+    const int inner = (step - outer * block.per_outer) * kColumns;
+    Query query{.place = -1, .lse = INFINITY, .delta = 0};
+    int head;
+    bool is_there;
+    if (params.chosen == nullptr) {
+      head = block.first_head + outer;
+      is_there = block.first_key + inner + lane < block.num_queries;
+      query.sight = {~uint64_t{0}, block.first_key + inner};
+      token += lane;
+    } else {
+      const int group = heads.num_heads / heads.num_kv_heads;
+      head = block.kv_head * group + inner + lane;
+      is_there = inner + lane < group;
+      query.sight.query = kRows;  // behind all keys
+      if (threadIdx.x == 0)
+        query.sight.keys =
+            params.choosers.masks[int64_t{block.chunk.tile} * heads.num_rows + token];
+    }
+    if (!is_there) return query;
+    query.place = token * heads.num_heads + head;
+    if (threadIdx.x < 32) {
+      const int64_t sums = head * heads.num_rows + token;
+      query.lse = params.lse[sums] * kLog2E;
+      query.delta = params.delta[sums];
+    }
+    return query;
+  }
+};
 
 /// By the warpgroup that feeds: each warp takes a quarter of the rows.
 template <int kDepth, bool kShared, Of kOf>
@@ -148,51 +180,48 @@ struct Producer {
 
   __device__ void run() {
     copy_block();
+    const Queries queries{params, block};
     RingCursor<Memory::kStages> cursor;
+    int token = block.num_steps > 1 ? queries.token(1) : 0;
+    Query next = block.num_steps > 0 ? queries.at(0, queries.token(0)) : Query{};
     for (int step = 0; step < block.num_steps; ++step) {
-      copy_step(step, cursor);
+      const Query query = next;
+      if (step + 1 < block.num_steps) next = queries.at(step + 1, token);
+      if (step + 2 < block.num_steps) token = queries.token(step + 2);
+      copy_step(query, cursor);
       cursor.advance();
     }
     wait_copies<0>();
   }
 
   __device__ void copy_block() {
-    constexpr int kOfWarp = kRows / kFeedWarps;
-    const int first = static_cast<int>(threadIdx.x) / 32 * kOfWarp;
-    for (int row = first; row < first + kOfWarp; ++row) {
-      const int key_row = block.key_row + row;
-      const int place =
-          row < block.num_keys ? key_row * params.heads.num_kv_heads + block.kv_head : -1;
-      copy_row(shared.k, row, params.k, place, params.heads.head_size);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    for (int first = warp * 8; first < kRows; first += 8 * kFeedWarps) {
+      const auto place = [&](int i) {
+        return first + i < block.num_keys
+                   ? (block.key_row + first + i) * params.heads.num_kv_heads + block.kv_head
+                   : -1;
+      };
+      copy_eight(shared.k, first, params.k, params.heads.head_size, place);
       if constexpr (Memory::kHasValues)
-        copy_row(shared.values, row, params.v, place, params.heads.head_size_v);
+        copy_eight(shared.values, first, params.v, params.heads.head_size_v, place);
     }
     arrive_when_copied(&shared.rows_full);
   }
 
-  __device__ void copy_step(int step, const RingCursor<Memory::kStages>& cursor) {
-    constexpr int kOfWarp = kColumns / kFeedWarps;
+  __device__ __forceinline__ void copy_step(const Query& query,
+                                            const RingCursor<Memory::kStages>& cursor) {
     const int s = cursor.stage;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    Sight sight;
-    const Query query = query_at(params, block, step, sight);
-    const bool is_there = query.place >= 0;
-    const float lse = is_there ? params.lse[query.place_of_sums] * kLog2E : INFINITY;
-    const float delta = is_there ? params.delta[query.place_of_sums] : 0;
+    const int first = static_cast<int>(threadIdx.x) / 32 * 8;
+    const auto place = [&](int i) { return __shfl_sync(~0U, query.place, first + i); };
     shared.empty[s].wait(cursor.parity ^ 1);
-#pragma unroll
-    for (int i = 0; i < kOfWarp; ++i) {
-      const int row = warp * kOfWarp + i;
-      const int place = __shfl_sync(~0U, query.place, row);
-      copy_row(shared.stages[s].q, row, params.q, place, params.heads.head_size);
-      copy_row(shared.stages[s].grad_o, row, params.grad_o, place, params.heads.head_size_v);
+    copy_eight(shared.stages[s].q, first, params.q, params.heads.head_size, place);
+    copy_eight(shared.stages[s].grad_o, first, params.grad_o, params.heads.head_size_v, place);
+    if (threadIdx.x < 32) {
+      shared.lse[s][threadIdx.x] = query.lse;
+      shared.delta[s][threadIdx.x] = query.delta;
     }
-    if (warp == 0) {
-      shared.lse[s][lane] = lse;
-      shared.delta[s][lane] = delta;
-      if (lane == 0) shared.sights[s] = sight;
-    }
+    if (threadIdx.x == 0) shared.sights[s] = query.sight;
     arrive_when_copied(&shared.full[s]);
     shared.full[s].arrive();
   }
@@ -201,7 +230,7 @@ struct Producer {
 template <int kDepth, bool kShared, Of kOf>
 struct Consumer {
   using Memory = Shared<kDepth, kShared, kOf>;
-  static constexpr int kSumDepth = kOf == Of::kKeys ? kDepth : kMostSizeV;
+  static constexpr int kSumDepth = kOf == Of::kValues ? kMostSizeV : kDepth;
   Memory& shared;
   const Params& params;
   const Block& block;
@@ -224,21 +253,23 @@ struct Consumer {
 
   __device__ __forceinline__ void add_stage() {
     const auto& stage = shared.stages[cursor.stage];
-    float pairs[kPairs];
-    Factors factors;
-    if constexpr (kOf == Of::kKeys) {
-      multiply_pairs(pairs);
-      differentiate(pairs);
+    float probs[kPairs];
+    float grads[kPairs];
+    Factors of_values;
+    Factors of_keys;
+    if constexpr (kOf == Of::kValues) {
+      multiply_halves(probs);
     } else {
-      multiply_halves(pairs);
+      multiply_pairs(probs, grads);
     }
-    attention::pack_values<kColumns>(pairs, factors);
+    if constexpr (kOf != Of::kKeys) attention::pack_values<kColumns>(probs, of_values);
+    if constexpr (kOf != Of::kValues) {
+      differentiate(probs, grads);
+      attention::pack_values<kColumns>(grads, of_keys);
+    }
     begin_products();
-    if constexpr (kOf == Of::kKeys) {
-      sum.start(factors, stage.q);
-    } else {
-      sum.start(factors, stage.grad_o);
-    }
+    if constexpr (kOf != Of::kKeys) sum.start(of_values, stage.grad_o);
+    if constexpr (kOf != Of::kValues) sum.start(of_keys, stage.q);
     commit_products();
     wait_products<0>();
     sum.fence();
@@ -259,41 +290,33 @@ struct Consumer {
     finish_scores(pairs);
   }
 
-  /// The first warpgroup's pairs are scores, the other's the gradients of probabilities.
-  __device__ __forceinline__ void multiply_pairs(float (&pairs)[kPairs]) {
+  /// Probabilities and their gradients: the first warpgroup computes the ones, the other the
+  /// others.
+  __device__ __forceinline__ void multiply_pairs(float (&probs)[kPairs], float (&grads)[kPairs]) {
     const auto& stage = shared.stages[cursor.stage];
     const bool is_first = own_group() == 0;
     const uint64_t rows = is_first ? describe_rows(shared.k) : describe_rows(shared.v());
     const uint64_t columns = is_first ? describe_rows(stage.q) : describe_rows(stage.grad_o);
-    float tail[kPairs];
-    clear_values(pairs);
-    if constexpr (kDepth > kMostSizeV) clear_values(tail);
-    begin_products();
-    start_main(pairs, rows, columns);
-    if constexpr (kDepth > kMostSizeV)
-      start_tail(tail, describe_rows(shared.k), describe_rows(stage.q));
-    commit_products();
-    wait_products<0>();
-    fence_values(pairs);
-    if constexpr (kDepth > kMostSizeV) {
-      fence_values(tail);
+    float own[kPairs];
+    float other[kPairs];
+    multiply<kDepth>(own, rows, columns, describe_rows(shared.k), describe_rows(stage.q));
+    if (is_first) finish_scores(own);
+    shared.swap.run(own, other);
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) pairs[i] += is_first ? tail[i] : 0;
+    for (int i = 0; i < kPairs; ++i) {
+      probs[i] = is_first ? own[i] : other[i];
+      grads[i] = is_first ? other[i] : own[i];
     }
   }
 
-  /// Pairs of both warpgroups become gradients of the scores.
-  __device__ __forceinline__ void differentiate(float (&pairs)[kPairs]) {
-    const bool is_first = own_group() == 0;
-    float other[kPairs];
-    if (is_first) finish_scores(pairs);
-    shared.swap.run(pairs, other);
+  /// Gradients of probabilities become those of what the keys are multiplied by.
+  __device__ __forceinline__ void differentiate(const float (&probs)[kPairs],
+                                                float (&grads)[kPairs]) const {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      const float prob = is_first ? pairs[i] : other[i];
-      const float grad = is_first ? other[i] : pairs[i];
       const int column = i / 4 * 8 + own_column() + i % 2;
-      pairs[i] = prob * (grad - shared.delta[cursor.stage][column]);
+      grads[i] = probs[i] * (grads[i] - shared.delta[cursor.stage][column]);
+      if constexpr (kOf == Of::kBoth) grads[i] *= params.heads.scale;
     }
   }
 
@@ -317,19 +340,21 @@ struct Consumer {
 
   __device__ __forceinline__ void store() const {
     const attention::Heads& heads = params.heads;
-    const int size = kOf == Of::kKeys ? heads.head_size : heads.head_size_v;
+    const int size = kOf == Of::kValues ? heads.head_size_v : heads.head_size;
     const float factor = kOf == Of::kKeys ? heads.scale : 1;
-    void* const grad = kOf == Of::kKeys ? params.grad_k : params.grad_v;
+    void* const grad = kOf == Of::kValues ? params.grad_v : params.grad_k;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = own_row() + half * 8;
       if (row >= block.num_keys) continue;
-      if (block.slot >= 0) {
-        const int64_t slot = int64_t{block.kv_head} * params.choosers.num_slots + block.slot;
-        sum.store(params.choosers.sums + (slot * kRows + row) * size, half, 1.0F, size);
-      } else {
-        const int64_t place = int64_t{block.key_row + row} * heads.num_kv_heads + block.kv_head;
+      const int64_t place = int64_t{block.key_row + row} * heads.num_kv_heads + block.kv_head;
+      if (block.sums_row < 0) {
         sum.store(static_cast<Value*>(grad) + place * size, half, factor, size);
+      } else if (params.chosen != nullptr) {
+        sum.store(params.sums + (block.sums_row + row) * size, half, factor, size);
+      } else {
+        const int64_t at = (block.sums_row + row) * heads.num_kv_heads + block.kv_head;
+        sum.store(params.sums + at * size, half, factor, size);
       }
     }
   }
@@ -344,7 +369,7 @@ __global__ void __launch_bounds__(attention::kTensorThreads, 1)
   auto& shared = *reinterpret_cast<Shared<kDepth, kShared, kOf>*>(memory);
   const int idx = static_cast<int>(blockIdx.x);
   const bool is_chosen = params.chosen != nullptr;
-  const int count = is_chosen ? *params.choosers.num_chunks : *params.num_items;
+  const int count = is_chosen ? *params.choosers.num_chunks : *params.num_items * params.num_parts;
   if (idx >= count * params.heads.num_kv_heads) return;
   const Block block = is_chosen ? chosen_block(params, idx) : sequence_block(params, idx);
   if (threadIdx.x == 0) shared.init();
@@ -360,26 +385,31 @@ __global__ void __launch_bounds__(attention::kTensorThreads, 1)
   }
 }
 
-template <Of kOf>
+template <int kDepth, bool kShared, Of kOf>
 void launch_sums(const Params& params, cudaStream_t stream) {
-  const int64_t count =
-      params.chosen != nullptr ? num_key_tiles(params.num_rows) + kMoreBlocks : params.max_items;
-  with_sizes(params, [&]<int kDepth, bool kShared>() {
-    launch<Shared<kDepth, kShared, kOf>>(large_key_grads_kernel<kDepth, kShared, kOf>, params,
-                                         count * params.heads.num_kv_heads, stream);
-  });
+  const bool is_chosen = params.chosen != nullptr;
+  const int64_t count = is_chosen ? num_key_tiles(params.num_rows) + kMoreBlocks
+                                  : int64_t{params.max_items} * params.num_parts;
+  launch<Shared<kDepth, kShared, kOf>>(large_key_grads_kernel<kDepth, kShared, kOf>, params,
+                                       count * params.heads.num_kv_heads, stream);
+  launch_add_sums(params, kOf == Of::kValues ? params.grad_v : params.grad_k,
+                  kOf == Of::kValues ? params.heads.head_size_v : params.heads.head_size, stream);
 }
 
 }  // namespace
 
 void launch_key_grads(const Params& params, cudaStream_t stream) {
-  const bool is_chosen = params.chosen != nullptr;
-  if (is_chosen) launch_list_choosers(params, stream);
-  launch_sums<Of::kValues>(params, stream);
-  if (is_chosen) launch_add_slots(params, params.grad_v, params.heads.head_size_v, 1, stream);
-  launch_sums<Of::kKeys>(params, stream);
-  if (is_chosen)
-    launch_add_slots(params, params.grad_k, params.heads.head_size, params.heads.scale, stream);
+  if (params.chosen != nullptr) launch_list_choosers(params, stream);
+  with_sizes(params, [&]<int kDepth, bool kShared>() {
+    if constexpr (kShared) {
+      launch_sums<kDepth, kShared, Of::kBoth>(params, stream);
+      const int64_t row_bytes = int64_t{params.heads.num_kv_heads} * params.heads.head_size * 2;
+      check(cudaMemsetAsync(params.grad_v, 0, params.num_rows * row_bytes, stream));
+    } else {
+      launch_sums<kDepth, kShared, Of::kValues>(params, stream);
+      launch_sums<kDepth, kShared, Of::kKeys>(params, stream);
+    }
+  });
 }
 
 }  // namespace tessera::cuda::large_heads

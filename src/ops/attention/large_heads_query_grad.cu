@@ -29,9 +29,11 @@ struct Shared {
     }
     fence_barrier_init();
   }
-  __device__ __forceinline__ void copy_query(const Params& params, int row, int place) {
-    copy_row(q, row, params.q, place, params.heads.head_size);
-    copy_row(grad_o, row, params.grad_o, place, params.heads.head_size_v);
+  template <typename PlaceOf>
+  __device__ __forceinline__ void copy_queries(const Params& params, int first,
+                                               const PlaceOf& place_of) {
+    copy_eight(q, first, params.q, params.heads.head_size, place_of);
+    copy_eight(grad_o, first, params.grad_o, params.heads.head_size_v, place_of);
   }
 };
 
@@ -70,29 +72,6 @@ struct Consumer {
     }
   }
 
-  /// The first warpgroup's pairs are scores, the other's the gradients of probabilities.
-  __device__ __forceinline__ void multiply_pairs(float (&pairs)[kPairs]) {
-    const auto& stage = shared.stages[cursor.stage];
-    const bool is_first = own_group() == 0;
-    const uint64_t rows = is_first ? describe_rows(shared.q) : describe_rows(shared.grad_o);
-    const uint64_t columns = is_first ? describe_rows(stage.k) : describe_rows(stage.v());
-    float tail[kPairs];
-    clear_values(pairs);
-    if constexpr (kDepth > kMostSizeV) clear_values(tail);
-    begin_products();
-    start_main(pairs, rows, columns);
-    if constexpr (kDepth > kMostSizeV)
-      start_tail(tail, describe_rows(shared.q), describe_rows(stage.k));
-    commit_products();
-    wait_products<0>();
-    fence_values(pairs);
-    if constexpr (kDepth > kMostSizeV) {
-      fence_values(tail);
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) pairs[i] += is_first ? tail[i] : 0;
-    }
-  }
-
   /// Scores become probabilities.
   __device__ __forceinline__ void finish_scores(float (&scores)[kPairs], int tile) const {
     const float to_log2 = params.heads.scale * kLog2E;
@@ -110,9 +89,13 @@ struct Consumer {
     Factors factors;
     shared.full[cursor.stage].wait(cursor.parity);
     fence_shared_for_async();
-    multiply_pairs(own);
-    if (tile + 1 == unit.num_tiles) shared.rows_empty.arrive();
+    // The first warpgroup's pairs are scores, the other's the gradients of probabilities.
     const bool is_first = own_group() == 0;
+    const auto& stage = shared.stages[cursor.stage];
+    const uint64_t rows = is_first ? describe_rows(shared.q) : describe_rows(shared.grad_o);
+    const uint64_t columns = is_first ? describe_rows(stage.k) : describe_rows(stage.v());
+    multiply<kDepth>(own, rows, columns, describe_rows(shared.q), describe_rows(stage.k));
+    if (tile + 1 == unit.num_tiles) shared.rows_empty.arrive();
     if (is_first) finish_scores(own, tile);
     shared.swap.run(own, other);
 #pragma unroll
@@ -123,7 +106,7 @@ struct Consumer {
     }
     attention::pack_values<kColumns>(own, factors);
     begin_products();
-    grad_q.start(factors, shared.stages[cursor.stage].k);
+    grad_q.start(factors, stage.k);
     commit_products();
     wait_products<0>();
     grad_q.fence();

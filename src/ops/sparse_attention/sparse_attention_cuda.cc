@@ -112,7 +112,6 @@ struct LargeLayout {
             .slots = workspace_part<int2>(room, slots),
             .chunks = workspace_part<large::Chunk>(room, chunks),
             .num_chunks = workspace_part<int>(room, num_chunks),
-            .sums = workspace_part<float>(room, sums),
             .num_slots = static_cast<int>(num_slots)};
   }
 
@@ -161,6 +160,7 @@ void run_large_backward(const SparseAttentionBackward& op, const KernelArgs& arg
   params.grad_k = args.out(attention::kGradK).data;
   params.grad_v = args.out(attention::kGradV).data;
   params.choosers = at.choosers(args);
+  params.sums = workspace_part<float>(args.workspace, at.sums);
   cuda::attention::launch_delta(
       {.o = args.in(Op::kSavedO).data,
        .grad_o = params.grad_o,

@@ -12,30 +12,6 @@ constexpr int kWarps = kThreads / 32;
 /// Tokens for which a thread has what it reads of the weight.
 constexpr int kTokensAtOnce = 8;
 
-/// A block to a token.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    norm_logits(const T* x, int64_t width, int64_t num_logits, float eps, float* logits,
-                float* rstd) {
-  wait_for_earlier();
-  __shared__ float of_warps[kWarps];
-  const T* row = x + static_cast<int64_t>(blockIdx.x) * width;
-  float squares = 0;
-  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-    const auto value = static_cast<float>(row[i]);
-    squares += value * value;
-  }
-  squares = sum_lanes(squares);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = squares;
-  __syncthreads();
-  float total = 0;
-  for (const float part : of_warps) total += part;
-  const float factor = rsqrtf(total / static_cast<float>(width) + eps);
-  if (threadIdx.x == 0) rstd[blockIdx.x] = factor;
-  float* own = logits + static_cast<int64_t>(blockIdx.x) * num_logits;
-  for (int64_t m = threadIdx.x; m < num_logits; m += kThreads) own[m] *= factor;
-}
-
 /// A warp to a token.
 __global__ void __launch_bounds__(kThreads)
     make_factors(const __grid_constant__ StreamLogitFactors p) {
@@ -94,17 +70,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
-
-void launch_norm_stream_logits(const StreamRows& rows, float eps, float* logits_TM, float* rstd_T,
-                               cudaStream_t stream) {
-  const RouterShape& s = rows.shape;
-  if (s.num_tokens == 0) return;
-  with_type(s.dtype, [&]<typename T>() {
-    launch_early(norm_logits<T>, {static_cast<unsigned>(s.num_tokens), kThreads}, stream,
-                 static_cast<const T*>(rows.x_TW), s.hidden_size, s.num_experts, eps, logits_TM,
-                 rstd_T);
-  });
-}
 
 void launch_stream_logit_factors(const StreamLogitFactors& factors, cudaStream_t stream) {
   const int64_t blocks = divide_up(factors.shape.num_tokens, kWarps);

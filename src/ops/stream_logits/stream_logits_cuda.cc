@@ -22,28 +22,29 @@ StreamRows describe(const Args<Op>& args) {
 
 void stream_logits(const StreamLogits& op, const Args<StreamLogits>& args) {
   using Op = StreamLogits;
-  const StreamRows rows = describe(args);
-  float* logits = args.out(Op::kLogits).as<float>();
-  launch_router_logits({.shape = rows.shape,
-                        .x = rows.x_TW,
-                        .weight = args.in(Op::kWeight).as<float>(),
-                        .logits_TE = logits},
+  launch_stream_logits(describe(args), args.in(Op::kWeight).as<float>(), op.eps(),
+                       args.out(Op::kLogits).as<float>(), args.out(Op::kRstd).as<float>(),
                        stream_of(args));
-  launch_norm_stream_logits(rows, op.eps(), logits, args.out(Op::kRstd).as<float>(),
-                            stream_of(args));
+}
+
+/// Whether one pass over the rows makes both gradients.
+bool is_fused(const RouterShape& s) {
+  return s.num_experts <= kFusedStreamLogits && s.num_tokens > 0;
 }
 
 struct StreamGradWorkspace {
+  int num_splits = 0;
   int64_t scaled = 0;
   int64_t pulls = 0;
   int64_t partials = 0;
   int64_t num_bytes = 0;
 
-  explicit StreamGradWorkspace(const RouterShape& s) {
+  explicit StreamGradWorkspace(const RouterShape& s)
+      : num_splits(is_fused(s) ? stream_grad_splits(s) : router_weight_splits(s)) {
     WorkspaceLayout layout;
     scaled = layout.add<float>(s.num_tokens * s.num_experts);
     pulls = layout.add<float>(s.num_tokens);
-    partials = layout.add<float>(router_weight_splits(s) * s.num_experts * s.hidden_size);
+    partials = layout.add<float>(num_splits * s.num_experts * s.hidden_size);
     num_bytes = layout.num_bytes();
   }
 };
@@ -53,32 +54,37 @@ void stream_logits_backward(const StreamLogitsBackward& op,
   using Op = StreamLogitsBackward;
   const StreamRows rows = describe(args);
   const StreamGradWorkspace layout(rows.shape);
+  const cudaStream_t stream = stream_of(args);
   auto* scaled = workspace_part<float>(args.workspace, layout.scaled);
-  auto* pulls = workspace_part<float>(args.workspace, layout.pulls);
-  const auto* weight = args.in(Op::kWeight).as<float>();
+  auto* partials = workspace_part<float>(args.workspace, layout.partials);
+  const Accumulator grad_weight = accumulator_of(args, args.out(Op::kGradWeight));
+  const StreamInputGrads grads = {.rows = rows,
+                                  .weight_MW = args.in(Op::kWeight).as<float>(),
+                                  .scaled_TM = scaled,
+                                  .pulls_T = workspace_part<float>(args.workspace, layout.pulls),
+                                  .addend_TW = op.addend() ? args.in(Op::kAddend).data : nullptr,
+                                  .grad_TW = args.out(Op::kGradX).data};
   launch_stream_logit_factors({.shape = rows.shape,
                                .logits_TM = args.in(Op::kLogits).as<float>(),
                                .rstd_T = args.in(Op::kRstd).as<float>(),
                                .grad_TM = args.in(Op::kGrad).as<float>(),
                                .scaled_TM = scaled,
-                               .pulls_T = pulls},
-                              stream_of(args));
+                               .pulls_T = workspace_part<float>(args.workspace, layout.pulls)},
+                              stream);
+  if (is_fused(rows.shape)) {
+    launch_fused_stream_grads(grads, partials, stream);
+    return launch_add_splits(rows.shape, partials, layout.num_splits, grad_weight, stream);
+  }
   launch_router_product_grads({.shape = rows.shape,
                                .grad_logits_TE = scaled,
                                .x = rows.x_TW,
-                               .weight = weight,
-                               .partials = workspace_part<float>(args.workspace, layout.partials),
+                               .weight = grads.weight_MW,
+                               .partials = partials,
                                .addend = nullptr,
                                .grad_x = nullptr,
-                               .grad_weight_EH = accumulator_of(args, args.out(Op::kGradWeight))},
-                              stream_of(args));
-  launch_stream_input_grads({.rows = rows,
-                             .weight_MW = weight,
-                             .scaled_TM = scaled,
-                             .pulls_T = pulls,
-                             .addend_TW = op.addend() ? args.in(Op::kAddend).data : nullptr,
-                             .grad_TW = args.out(Op::kGradX).data},
-                            stream_of(args));
+                               .grad_weight_EH = grad_weight},
+                              stream);
+  launch_stream_input_grads(grads, stream);
 }
 
 int64_t stream_logits_backward_workspace(const StreamLogitsBackward& /*op*/,

@@ -11,9 +11,9 @@ struct StreamRows {
   const void* x_TW;
 };
 
-/// rstd of the rows, by which the products x · weightᵀ in `logits_TM` are multiplied.
-void launch_norm_stream_logits(const StreamRows& rows, float eps, float* logits_TM, float* rstd_T,
-                               cudaStream_t stream);
+/// rstd [T] of the rows, and logits [T, M] = rstd · x · weightᵀ.
+void launch_stream_logits(const StreamRows& rows, const float* weight_MW, float eps,
+                          float* logits_TM, float* rstd_T, cudaStream_t stream);
 
 /// u = rstd · grad [T, M], and what x is multiplied by in its gradient, rstd²/W · Σ grad · logits.
 struct StreamLogitFactors {
@@ -36,5 +36,13 @@ struct StreamInputGrads {
   void* grad_TW;
 };
 void launch_stream_input_grads(const StreamInputGrads& grads, cudaStream_t stream);
+
+/// Logits for which one pass over the rows makes both gradients; as four streams have.
+constexpr int kFusedStreamLogits = 24;
+/// Into how many runs of tokens that pass cuts the weight's gradient.
+int stream_grad_splits(const RouterShape& shape);
+/// launch_stream_input_grads, and `partials` [splits, M, W] of uᵀ · x. REQUIRES at most
+/// kFusedStreamLogits logits and a token.
+void launch_fused_stream_grads(const StreamInputGrads& grads, float* partials, cudaStream_t stream);
 
 }  // namespace tessera::cuda
