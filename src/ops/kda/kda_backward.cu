@@ -129,7 +129,7 @@ void launch_kda_backward(const DeltaOperands& x, const KdaChunks& chunks, const 
                      .state_grads = chunks.state_grads,
                      .of_q = chunks.q_kept,
                      .of_k = chunks.k_kept,
-                     .of_rest = chunks.k_rest},
+                     .of_last = chunks.k_rest},
                     grads, stream);
 }
 

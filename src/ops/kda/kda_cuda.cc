@@ -90,7 +90,8 @@ PlacedFastKda place_fast(const KdaSpec& spec, int64_t tokens, KdaPass pass,
     x.delta.of_right = rounded(values);
     x.a = floats(tasks * cuda::kDeltaSquare);
     x.p = floats(tasks * cuda::kDeltaSquare);
-    for (float** part : {&x.of_q, &x.of_k, &x.of_rest}) *part = floats(keys);
+    for (float** part : {&x.of_q, &x.of_k}) *part = floats(keys);
+    x.of_last = floats(tasks * spec.key_size);
   }
   return {x, layout.num_bytes()};
 }

@@ -109,7 +109,7 @@ void launch_fast_kda_backward(const DeltaOperands& x, const FastKda& scratch,
                      .state_grads = scratch.delta.state_grads,
                      .of_q = scratch.of_q,
                      .of_k = scratch.of_k,
-                     .of_rest = scratch.of_rest},
+                     .of_last = scratch.of_last},
                     grads, stream);
 }
 

@@ -49,7 +49,7 @@ struct KdaFinishScratch {
   const void* state_grads;
   float* of_q;  ///< [T, N, Dk] gradients of unit queries and keys
   float* of_k;
-  float* of_rest;  ///< [T, N, Dk]
+  float* of_last;  ///< [chunks, N, Dk] of the last of a chunk's sums of decays
 };
 void launch_kda_finish(const DeltaOperands& x, const KdaFinishScratch& scratch,
                        const DeltaGrads& grads, cudaStream_t stream);
@@ -69,7 +69,7 @@ struct FastKda {
   float* p;
   float* of_q;
   float* of_k;
-  float* of_rest;
+  float* of_last;
 };
 /// `states` as in FastDeltaForward.
 void launch_fast_kda(const DeltaOperands& x, const FastKda& scratch, void* o, float* states,

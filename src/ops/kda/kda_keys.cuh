@@ -54,33 +54,82 @@ __global__ void __launch_bounds__(kDecayThreads)
 }
 
 constexpr int kPairDepth = 16;  // elements of keys at a time
-constexpr int kPairOwnRows = 8;
-constexpr int kPairOwnColumns = 4;
-constexpr int kPairColumnOwners = kDeltaRows / kPairOwnColumns;
-static_assert(kDeltaSquare == kExactThreads * kPairOwnRows * kPairOwnColumns);
+constexpr int kPairRows = 4;    // of a tile of pairs
+constexpr int kPairTileRows = kDeltaRows / kPairRows;
+constexpr int kPairsBelow = kPairTileRows * (kPairTileRows - 1) / 2;  // tiles below the diagonal
+static_assert(kPairsBelow < kExactThreads &&
+              kPairsBelow + kPairTileRows <= kExactThreads + kExactThreads - kPairsBelow);
 
 /// Elements of a chunk's unit queries and keys, and of the sums of their decays.
 struct KeySlices {
-  float q[kPairDepth][kDeltaRows + 1];
-  float k[kPairDepth][kDeltaRows + 1];
-  float sums[kPairDepth][kDeltaRows + 1];  // in units of log 2
+  static constexpr int kStride = kDeltaRows + 4;
+  alignas(16) float q[kPairDepth][kStride];
+  alignas(16) float k[kPairDepth][kStride];
+  alignas(16) float sums[kPairDepth][kStride];  // in units of log 2
 };
 
-/// Pairs of a chunk's tokens: a thread has 8 readers by 4 writers.
+/// Pairs of a chunk's tokens, the reader not before the writer: each thread has a tile below the
+/// diagonal, and those for which there is none have up to two on it.
 template <typename T>
 struct KdaPairs {
   const DeltaOperands& x;
   const DeltaMarks& marks;
   const float* key_sums;  ///< [T, N, Dk]
   const KdaPlace<T>& at;
-  float of_queries[kPairOwnRows][kPairOwnColumns] = {};
-  float of_keys[kPairOwnRows][kPairOwnColumns] = {};
 
-  static __device__ int row(int i) {
-    return static_cast<int>(threadIdx.x) / kPairColumnOwners * kPairOwnRows + i;
-  }
-  static __device__ int column(int j) {
-    return static_cast<int>(threadIdx.x) % kPairColumnOwners * kPairOwnColumns + j;
+  /// A tile's readers and writers, from which rows on, and its sums.
+  struct Tile {
+    int reader = -1;  ///< -1: there is none
+    int writer = 0;
+    float of_queries[kPairRows][kPairRows] = {};
+    float of_keys[kPairRows][kPairRows] = {};
+
+    /// A later token's factor is 1 here: it is masked.
+    __device__ __forceinline__ void add(const KeySlices& slices, int e) {
+      float4 q = four(slices.q[e], reader);
+      float4 k = four(slices.k[e], reader);
+      float4 sums = four(slices.sums[e], reader);
+      const float4 writer_keys = four(slices.k[e], writer);
+      const float4 writer_sums = four(slices.sums[e], writer);
+#pragma unroll
+      for (int i = 0; i < kPairRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < kPairRows; ++j) {
+          const float left = fast_exp2(fminf(of(sums, i) - of(writer_sums, j), 0));
+          const float decayed = of(writer_keys, j) * left;
+          of_queries[i][j] += of(q, i) * decayed;
+          of_keys[i][j] += of(k, i) * decayed;
+        }
+      }
+    }
+
+   private:
+    static __device__ __forceinline__ float4 four(const float* row, int first) {
+      return *reinterpret_cast<const float4*>(row + first);
+    }
+    static __device__ __forceinline__ float of(const float4& values, int i) {
+      return i == 0 ? values.x : i == 1 ? values.y : i == 2 ? values.z : values.w;
+    }
+  };
+  Tile tiles[2];
+
+  /// Says which tiles are this thread's.
+  __device__ void begin() {
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread < kPairsBelow) {
+      int row = 1;
+      while (row * (row + 1) / 2 <= thread) ++row;
+      tiles[0].reader = row * kPairRows;
+      tiles[0].writer = (thread - row * (row - 1) / 2) * kPairRows;
+      return;
+    }
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+      const int row = thread - kPairsBelow + turn * (kExactThreads - kPairsBelow);
+      if (row >= kPairTileRows) return;
+      tiles[turn].reader = row * kPairRows;
+      tiles[turn].writer = row * kPairRows;
+    }
   }
 
   __device__ void load(KeySlices& slices, int first) const {
@@ -99,49 +148,44 @@ struct KdaPairs {
 
   /// Of all elements; ends with a barrier.
   __device__ void find(KeySlices& slices) {
+    begin();
     for (int first = 0; first < x.key_size; first += kPairDepth) {
       load(slices, first);
-      add(slices);
+      for (int e = 0; e < kPairDepth; ++e) {
+        tiles[0].add(slices, e);
+        if (tiles[1].reader >= 0) tiles[1].add(slices, e);
+      }
+      __syncthreads();
     }
   }
 
-  /// Calls give(i, j, P_ij, A_ij) for the thread's pairs; both are 0 where i does not read j, A
-  /// without beta.
+  /// Calls give(i, j, P_ij, A_ij) for all pairs, each by one thread; both are 0 where i does not
+  /// read j, A without beta.
   template <typename Give>
   __device__ void for_each(const Give& give) const {
-    const int count = at.count();
 #pragma unroll
-    for (int r = 0; r < kPairOwnRows; ++r) {
+    for (const Tile& tile : tiles) {
+      if (tile.reader < 0) continue;
 #pragma unroll
-      for (int c = 0; c < kPairOwnColumns; ++c) {
-        const int i = row(r);
-        const int j = column(c);
-        const bool joined = j <= i && i < count && at.start(marks, i) == at.start(marks, j);
-        const float scale = joined ? at.of_row(marks.k_inverse, j) : 0;
-        give(i, j,
-             joined ? of_queries[r][c] * scale * kda_query_scale(x) * at.of_row(marks.q_inverse, i)
-                    : 0,
-             joined && j < i ? of_keys[r][c] * scale * at.of_row(marks.k_inverse, i) : 0);
-      }
-    }
-  }
-
-  /// Of elements of keys that are in shared memory. A later token's factor is 1 here: it is masked.
-  __device__ void add(const KeySlices& slices) {
-    for (int e = 0; e < kPairDepth; ++e) {
+      for (int r = 0; r < kPairRows; ++r) {
 #pragma unroll
-      for (int j = 0; j < kPairOwnColumns; ++j) {
-        const float k = slices.k[e][column(j)];
-        const float sum = slices.sums[e][column(j)];
-#pragma unroll
-        for (int i = 0; i < kPairOwnRows; ++i) {
-          const float decayed = k * fast_exp2(fminf(slices.sums[e][row(i)] - sum, 0));
-          of_queries[i][j] += slices.q[e][row(i)] * decayed;
-          of_keys[i][j] += slices.k[e][row(i)] * decayed;
+        for (int c = 0; c < kPairRows; ++c) {
+          give_pair(tile.reader + r, tile.writer + c, tile.of_queries[r][c], tile.of_keys[r][c],
+                    give);
+          if (tile.reader != tile.writer) give(tile.writer + c, tile.reader + r, 0.0F, 0.0F);
         }
       }
     }
-    __syncthreads();
+  }
+
+ private:
+  template <typename Give>
+  __device__ __forceinline__ void give_pair(int i, int j, float of_queries, float of_keys,
+                                            const Give& give) const {
+    const bool joined = j <= i && i < at.count() && at.start(marks, i) == at.start(marks, j);
+    const float scale = joined ? at.of_row(marks.k_inverse, j) : 0;
+    give(i, j, joined ? of_queries * scale * kda_query_scale(x) * at.of_row(marks.q_inverse, i) : 0,
+         joined && j < i ? of_keys * scale * at.of_row(marks.k_inverse, i) : 0);
   }
 };
 
