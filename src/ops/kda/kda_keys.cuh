@@ -84,21 +84,42 @@ struct KdaPairs {
     float of_queries[kPairRows][kPairRows] = {};
     float of_keys[kPairRows][kPairRows] = {};
 
-    /// A later token's factor is 1 here: it is masked.
-    __device__ __forceinline__ void add(const KeySlices& slices, int e) {
-      float4 q = four(slices.q[e], reader);
-      float4 k = four(slices.k[e], reader);
-      float4 sums = four(slices.sums[e], reader);
+    /// Below the diagonal exp(G_i - G_j) = exp(G_i - G_r) exp(G_r - G_j) with the first reader r,
+    /// neither above 1; across sequences, where it may be, pairs are masked.
+    __device__ __forceinline__ void add_below(const KeySlices& slices, int e) {
+      const float4 q = four(slices.q[e], reader);
+      const float4 k = four(slices.k[e], reader);
+      const float4 sums = four(slices.sums[e], reader);
       const float4 writer_keys = four(slices.k[e], writer);
       const float4 writer_sums = four(slices.sums[e], writer);
+      float of_writer[kPairRows];
+#pragma unroll
+      for (int j = 0; j < kPairRows; ++j)
+        of_writer[j] = of(writer_keys, j) * fast_exp2(fminf(of(sums, 0) - of(writer_sums, j), 0));
+#pragma unroll
+      for (int i = 0; i < kPairRows; ++i) {
+        const float factor = i == 0 ? 1 : fast_exp2(fminf(of(sums, i) - of(sums, 0), 0));
+        const float own_q = of(q, i) * factor;
+        const float own_k = of(k, i) * factor;
+#pragma unroll
+        for (int j = 0; j < kPairRows; ++j) {
+          of_queries[i][j] = fmaf(own_q, of_writer[j], of_queries[i][j]);
+          of_keys[i][j] = fmaf(own_k, of_writer[j], of_keys[i][j]);
+        }
+      }
+    }
+    __device__ __forceinline__ void add_diagonal(const KeySlices& slices, int e) {
+      const float4 q = four(slices.q[e], reader);
+      const float4 k = four(slices.k[e], reader);
+      const float4 sums = four(slices.sums[e], reader);
 #pragma unroll
       for (int i = 0; i < kPairRows; ++i) {
 #pragma unroll
-        for (int j = 0; j < kPairRows; ++j) {
-          const float left = fast_exp2(fminf(of(sums, i) - of(writer_sums, j), 0));
-          const float decayed = of(writer_keys, j) * left;
-          of_queries[i][j] += of(q, i) * decayed;
-          of_keys[i][j] += of(k, i) * decayed;
+        for (int j = 0; j <= i; ++j) {
+          const float factor = i == j ? 1 : fast_exp2(fminf(of(sums, i) - of(sums, j), 0));
+          const float decayed = of(k, j) * factor;
+          of_queries[i][j] = fmaf(of(q, i), decayed, of_queries[i][j]);
+          of_keys[i][j] = fmaf(of(k, i), decayed, of_keys[i][j]);
         }
       }
     }
@@ -152,8 +173,12 @@ struct KdaPairs {
     for (int first = 0; first < x.key_size; first += kPairDepth) {
       load(slices, first);
       for (int e = 0; e < kPairDepth; ++e) {
-        tiles[0].add(slices, e);
-        if (tiles[1].reader >= 0) tiles[1].add(slices, e);
+        if (tiles[0].reader != tiles[0].writer) {
+          tiles[0].add_below(slices, e);
+        } else {
+          tiles[0].add_diagonal(slices, e);
+        }
+        if (tiles[1].reader >= 0) tiles[1].add_diagonal(slices, e);
       }
       __syncthreads();
     }

@@ -47,7 +47,9 @@ struct PairShared {
 };
 
 /// What reaches queries and keys from the squares' gradients: a pair's factor exp(G_i - G_j) serves
-/// the reader's query and key and the writer's key.
+/// the reader's query and key and the writer's key. Of tiles below the diagonal it is
+/// exp(G_i - G_r) exp(G_r - G_j) with the first reader r, neither above 1, so that a token takes
+/// one for all of them.
 template <typename T>
 struct KdaElement {
   const DeltaOperands& x;
@@ -82,51 +84,87 @@ struct KdaElement {
     }
     return result;
   }
+  struct Readers : Tokens {
+    float q[kPairTokens];
+    float of_query[kPairTokens] = {};
+    float of_key[kPairTokens] = {};
+
+    __device__ __forceinline__ explicit Readers(const Tokens& tokens) : Tokens(tokens) {}
+  };
 
   /// Adds what readers have to of_q and of_k; leaves what writers have in shared memory.
   __device__ void add_pairs() {
     for (int j = 0; j < kDeltaRows; ++j) shared.of_writers[j][threadIdx.x] = 0;
     for (int i = 0; i * kPairTokens < count; ++i) {
-      const Tokens readers = tokens(i * kPairTokens);
-      float q[kPairTokens];
+      Readers readers(tokens(i * kPairTokens));
 #pragma unroll
-      for (int t = 0; t < kPairTokens; ++t) q[t] = unit_q(i * kPairTokens + t);
-      float of_query[kPairTokens] = {};
-      float of_key[kPairTokens] = {};
-      Tokens next = tokens(0);  // under way while a tile is added
-      for (int j = 0; j <= i; ++j) {
-        const Tokens writers = next;
-        if (j < i) next = tokens((j + 1) * kPairTokens);
-        add_tile(i, j, readers, q, writers, of_query, of_key);
-      }
+      for (int t = 0; t < kPairTokens; ++t) readers.q[t] = unit_q(i * kPairTokens + t);
+      add_below(i, readers);
+      add_diagonal(i, readers);
 #pragma unroll
       for (int t = 0; t < kPairTokens; ++t) {
         if (i * kPairTokens + t >= count) break;
-        scratch.of_q[place(i * kPairTokens + t)] += of_query[t];
-        scratch.of_k[place(i * kPairTokens + t)] += of_key[t];
+        scratch.of_q[place(i * kPairTokens + t)] += readers.of_query[t];
+        scratch.of_k[place(i * kPairTokens + t)] += readers.of_key[t];
       }
     }
   }
 
   /// Squares' gradients are zero where no token reads what the other writes.
-  __device__ __forceinline__ void add_tile(int i, int j, const Tokens& readers,
-                                           const float (&q)[kPairTokens], const Tokens& writers,
-                                           float (&of_query)[kPairTokens],
-                                           float (&of_key)[kPairTokens]) {
-    const auto& of_squares = shared.of_squares[PairShared::tile(i, j)];
+  __device__ __forceinline__ void add_below(int i, Readers& readers) {
+    float factors[kPairTokens];
+    float q[kPairTokens];
+    float k[kPairTokens];
+#pragma unroll
+    for (int r = 0; r < kPairTokens; ++r) {
+      factors[r] = r == 0 ? 1 : fast_exp2(fminf(readers.sums[r] - readers.sums[0], 0));
+      q[r] = readers.q[r] * factors[r];
+      k[r] = readers.k[r] * factors[r];
+    }
+    Tokens next = tokens(0);  // under way while a tile is added
+    for (int j = 0; j < i; ++j) {
+      const Tokens writers = next;
+      next = tokens((j + 1) * kPairTokens);
+      const auto& of_squares = shared.of_squares[PairShared::tile(i, j)];
+#pragma unroll
+      for (int w = 0; w < kPairTokens; ++w) {
+        const float left = fast_exp2(fminf(readers.sums[0] - writers.sums[w], 0));
+        const float key = writers.k[w] * left;
+        float of_query = 0;
+        float of_key = 0;
+#pragma unroll
+        for (int r = 0; r < kPairTokens; ++r) {
+          const float2 of_pair = of_squares[w][r];
+          readers.of_query[r] = fmaf(of_pair.x, key, readers.of_query[r]);
+          readers.of_key[r] = fmaf(of_pair.y, key, readers.of_key[r]);
+          of_query = fmaf(of_pair.x, q[r], of_query);
+          of_key = fmaf(of_pair.y, k[r], of_key);
+        }
+        shared.of_writers[j * kPairTokens + w][threadIdx.x] += left * (of_query + of_key);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kPairTokens; ++r) {
+      readers.of_query[r] *= factors[r];
+      readers.of_key[r] *= factors[r];
+    }
+  }
+
+  __device__ __forceinline__ void add_diagonal(int i, Readers& readers) {
+    const auto& of_squares = shared.of_squares[PairShared::tile(i, i)];
 #pragma unroll
     for (int w = 0; w < kPairTokens; ++w) {
       float of_writer = 0;
 #pragma unroll
-      for (int r = 0; r < kPairTokens; ++r) {
+      for (int r = w; r < kPairTokens; ++r) {
         const float2 of_pair = of_squares[w][r];
-        const float left = fast_exp2(fminf(readers.sums[r] - writers.sums[w], 0));
-        const float key = writers.k[w] * left;
-        of_query[r] = fmaf(of_pair.x, key, of_query[r]);
-        of_key[r] = fmaf(of_pair.y, key, of_key[r]);
-        of_writer = fmaf(fmaf(of_pair.x, q[r], of_pair.y * readers.k[r]), left, of_writer);
+        const float left = r == w ? 1 : fast_exp2(fminf(readers.sums[r] - readers.sums[w], 0));
+        const float key = readers.k[w] * left;
+        readers.of_query[r] = fmaf(of_pair.x, key, readers.of_query[r]);
+        readers.of_key[r] = fmaf(of_pair.y, key, readers.of_key[r]);
+        of_writer = fmaf(fmaf(of_pair.x, readers.q[r], of_pair.y * readers.k[r]), left, of_writer);
       }
-      shared.of_writers[j * kPairTokens + w][threadIdx.x] += of_writer;
+      shared.of_writers[i * kPairTokens + w][threadIdx.x] += of_writer;
     }
   }
 

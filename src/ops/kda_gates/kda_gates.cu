@@ -126,7 +126,8 @@ struct KdaBiasTerms {
   }
 };
 
-/// What elements of keys add to the gradient of their head's A_log: row `token · size + element`.
+/// What tokens add to the sum over a column of the gradient times softplus(a + dt_bias), from which
+/// that of A_log comes.
 template <typename T>
 struct KdaRateTerms {
   struct Loaded {
@@ -135,26 +136,42 @@ struct KdaRateTerms {
   KdaGateRows call;
   const float* grad_decay;
 
-  __device__ __forceinline__ Loaded load(int64_t row, int64_t head) const {
-    const int64_t column = head * call.size + row % call.size;
-    const int64_t at = row / call.size * call.width() + column;
+  __device__ __forceinline__ Loaded load(int64_t row, int64_t column) const {
+    const int64_t at = row * call.width() + column;
     const float step = cuda::load<1>(static_cast<const T*>(call.a) + at)[0] + call.bias[column];
-    return {grad_decay[at] * -expf(call.log_decay[head]) * softplus(step)};
+    return {grad_decay[at] * softplus(step)};
   }
   __device__ __forceinline__ void add(const Loaded& loaded, Floats<1>& sums) const {
     sums[0] += loaded.value;
   }
 };
 
+/// A warp adds up the columns of a head.
+__global__ void __launch_bounds__(32)
+    add_rates(KdaGateRows call, const float* of_columns, Accumulator log_decay) {
+  wait_for_earlier();
+  const int64_t head = blockIdx.x;
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < call.size; i += 32) sum += of_columns[head * call.size + i];
+  sum = -expf(call.log_decay[head]) * sum_lanes(sum);
+  if (threadIdx.x != 0) return;
+  log_decay.sums[head] = log_decay.sets ? sum : log_decay.sums[head] + sum;
+}
+
 template <typename T>
 void add_weight_grads(const KdaGateRows& call, const KdaGateGrads& grads, cudaStream_t stream) {
+  if (call.tokens == 0) return;
+  const RowCount rows = {.bound = call.tokens};
   if (grads.bias.sums != nullptr) {
-    launch_sum_columns<1>(KdaBiasTerms<T>{call, grads.decay}, {.bound = call.tokens}, call.width(),
-                          grads.bias, grads.partials, grads.num_sms, stream);
+    launch_sum_columns<1>(KdaBiasTerms<T>{call, grads.decay}, rows, call.width(), grads.bias,
+                          grads.partials, grads.num_sms, stream);
   }
   if (grads.log_decay.sums != nullptr) {
-    launch_sum_columns<1>(KdaRateTerms<T>{call, grads.decay}, {.bound = call.tokens * call.size},
-                          call.heads, grads.log_decay, grads.partials, grads.num_sms, stream);
+    launch_sum_columns<1>(KdaRateTerms<T>{call, grads.decay}, rows, call.width(),
+                          {.sums = grads.rates, .sets = true}, grads.partials, grads.num_sms,
+                          stream);
+    launch_early(add_rates, {static_cast<unsigned>(call.heads), 32}, stream, call, grads.rates,
+                 grads.log_decay);
   }
 }
 

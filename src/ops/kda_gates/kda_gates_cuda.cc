@@ -1,6 +1,7 @@
 #include "ops/cuda/row_args.h"
 #include "ops/kda_gates/kda_gates.h"
 #include "ops/kda_gates/kda_gates_kernels.h"
+#include "ops/workspace.h"
 
 namespace tessera {
 namespace {
@@ -24,8 +25,23 @@ void kda_gates(const KdaGates& /*op*/, const Args<KdaGates>& args) {
                          args.out(Op::kBeta).as<float>(), cuda::stream_of(args));
 }
 
+/// Scratch memory for rows of so many decays.
+struct GradWorkspace {
+  int64_t partials = 0;
+  int64_t rates = 0;
+  int64_t num_bytes = 0;
+
+  explicit GradWorkspace(int64_t width) {
+    WorkspaceLayout layout;
+    partials = layout.add<std::byte>(cuda::column_sums_bytes(width));
+    rates = layout.add<float>(width);
+    num_bytes = layout.num_bytes();
+  }
+};
+
 void kda_gates_backward(const KdaGatesBackward& /*op*/, const Args<KdaGatesBackward>& args) {
   using Op = KdaGatesBackward;
+  const GradWorkspace layout(args.in(Op::kA).shape[1]);
   cuda::launch_kda_gates_backward(
       describe(args),
       {.decay = args.in(Op::kGradDecay).as<float>(),
@@ -34,13 +50,14 @@ void kda_gates_backward(const KdaGatesBackward& /*op*/, const Args<KdaGatesBackw
        .b = args.out(Op::kGradB).data,
        .log_decay = cuda::accumulator_of(args, args.out(Op::kGradLogDecay)),
        .bias = cuda::accumulator_of(args, args.out(Op::kGradBias)),
-       .partials = reinterpret_cast<float*>(args.workspace.data()),
+       .partials = workspace_part<float>(args.workspace, layout.partials),
+       .rates = workspace_part<float>(args.workspace, layout.rates),
        .num_sms = cuda::context_of(args).num_sms()},
       cuda::stream_of(args));
 }
 
 int64_t backward_workspace(const KdaGatesBackward& /*op*/, std::span<const ValueType> inputs) {
-  return cuda::column_sums_bytes(inputs[KdaGatesBackward::kA].shape[1]);
+  return GradWorkspace(inputs[KdaGatesBackward::kA].shape[1]).num_bytes;
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ struct KdaGateGrads {
   Accumulator log_decay;
   Accumulator bias;
   float* partials;  ///< column_sums_bytes of a row of `a`
+  float* rates;     ///< scratch: a row
   int num_sms;
 };
 void launch_kda_gates_backward(const KdaGateRows& call, const KdaGateGrads& grads,
