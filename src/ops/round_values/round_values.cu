@@ -122,6 +122,8 @@ struct ThreadPlace {
   static constexpr int kAcross = kTileColumns / kWidth;
   static constexpr int kStep = kThreads / kAcross;
   static constexpr int kPacks = kRows / kStep;
+  /// So many packs of one value each are not worth the minute that they take to compile unrolled.
+  static constexpr int kUnrolled = kPacks > 32 ? 1 : kPacks;
 
   int column = static_cast<int>(threadIdx.x) % kAcross * kWidth;
   int row = static_cast<int>(threadIdx.x) / kAcross;
@@ -135,7 +137,7 @@ __device__ __forceinline__ void find_largest(const Rounding& r, const Pack<T, kW
   const Place place;
   const bool alike = r.columns.block >= kTileColumns;  // all columns are of one block
   const bool one_cell = alike || r.columns.block % kWidth == 0;
-#pragma unroll
+#pragma unroll Place::kUnrolled
   for (int i = 0; i < Place::kPacks; ++i) {
     const int row = place.row + i * Place::kStep;
     const bool is_there = row < num_rows && place.column < num_columns;
@@ -186,7 +188,7 @@ __global__ void __launch_bounds__(kThreads) round_tiles(const Rounding r) {
     const int64_t corner = (range.first + rows.first) * r.num_columns + columns.first;
     const auto is_there = [&](int row) { return row < rows.count && place.column < columns.count; };
     Pack<T, kWidth> packs[Place::kPacks];
-#pragma unroll
+#pragma unroll Place::kUnrolled
     for (int i = 0; i < Place::kPacks; ++i) {
       const int row = place.row + i * Place::kStep;
       if (is_there(row))
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) round_tiles(const Rounding r) {
       cells[cell] =
           word_of_float(scale_of_block<Number>(float_of_word(cells[cell]), unit, r.nested));
     __syncthreads();
-#pragma unroll
+#pragma unroll Place::kUnrolled
     for (int i = 0; i < Place::kPacks; ++i) {
       const int row = place.row + i * Place::kStep;
       if (!is_there(row)) continue;
