@@ -122,6 +122,11 @@ struct MoeConfig {
   double score_scale = 1.0;
   /// Probabilities multiply what routed experts read, not what they give (Llama 4).
   bool probs_on_input = false;
+  /// eps of SparseMixer (ops/sparse_mixer), which makes the probabilities instead: of each choice by
+  /// a softmax over those experts whose logits are near the best that is left; 0: off.
+  double sparse_mixer = 0.0;
+  /// In training its experts are drawn with these probabilities.
+  bool draw_experts = false;
   /// A learnt bias of the router's logits, unlike expert_bias also of the probabilities.
   bool router_bias = false;
   /// The router reads the layer's state by a norm of its own, divided by the root of its width,
