@@ -8,6 +8,7 @@
 #include "core/config/strict_json.h"
 #include "core/error.h"
 #include "core/text/names.h"
+#include "model/config/rotary.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +24,9 @@ constexpr std::array<ScalingName, 5> kScalings = {{{"default", RopeScaling::kNon
                                                    {"dynamic", RopeScaling::kDynamic},
                                                    {"yarn", RopeScaling::kYarn},
                                                    {"llama3", RopeScaling::kLlama3}}};
+
+/// The type that Phi alone may have, and has no other beside.
+constexpr std::string_view kLongRope = "longrope";
 
 /// Every key of rope parameters; one that a type does not read has no effect in transformers.
 /// Those of mrope say which pairs turn by an image's rows and columns; of text all turn alike.
@@ -41,6 +45,10 @@ const std::vector<std::string> kKnownKeys = {"rope_theta",
                                              "low_freq_factor",
                                              "alpha",
                                              "high_freq_factor",
+                                             "short_factor",
+                                             "long_factor",
+                                             "short_mscale",
+                                             "long_mscale",
                                              "mrope_section",
                                              "mrope_interleaved"};
 
@@ -48,7 +56,10 @@ const std::vector<std::string> kKnownKeys = {"rope_theta",
 class RopeJson {
  public:
   RopeJson(json values, std::string where, const Family& family)
-      : values_(std::move(values)), where_(std::move(where)), takes_proportional_(family.gemma) {
+      : values_(std::move(values)),
+        where_(std::move(where)),
+        takes_proportional_(family.gemma),
+        takes_long_(family.phimoe) {
     require(values_.is_object(), "{} must be an object, found {}", where_,
             quote_for_message(values_.dump()));
     for (const auto& [key, value] : values_.items()) {
@@ -76,6 +87,18 @@ class RopeJson {
     require(found > 0, "{}: '{}' must be above 0, found {}", where_, key, found);
     return found;
   }
+  std::vector<double> positives(const char* key) const {
+    require(has(key) && values_[key].is_array(), "{}: '{}' must be a list of numbers, found {}",
+            where_, key, values_.contains(key) ? quote_for_message(values_[key].dump()) : "none");
+    std::vector<double> list;
+    for (const json& value : values_[key]) {
+      require(value.is_number() && value.get<double>() > 0,
+              "{}: '{}' must have numbers above 0, found {}", where_, key,
+              quote_for_message(value.dump()));
+      list.push_back(value.get<double>());
+    }
+    return list;
+  }
   bool flag(const char* key, bool otherwise) const {
     if (!has(key)) return otherwise;
     require(values_[key].is_boolean(), "{}: '{}' must be true or false", where_, key);
@@ -87,6 +110,7 @@ class RopeJson {
     const std::string name = type();
     if (is_proportional())
       return number("factor", 1) == 1 ? RopeScaling::kNone : RopeScaling::kLinear;
+    if (takes_long_) return long_scaling(name);
     for (const ScalingName& known : kScalings) {
       if (name == known.name) return known.scaling;
     }
@@ -105,9 +129,19 @@ class RopeJson {
     return has(key) ? json_text(values_[key], key, where_) : "default";
   }
 
+  /// transformers has amplitudes of Phi's with every type but the default.
+  RopeScaling long_scaling(const std::string& name) const {
+    if (name == kLongRope) return RopeScaling::kLongRope;
+    require(name == "default",
+            "{}: the rope type {} is not supported; supported are default and {}", where_,
+            quote_for_message(name), kLongRope);
+    return RopeScaling::kNone;
+  }
+
   json values_;
   std::string where_;
   bool takes_proportional_;
+  bool takes_long_;
 };
 
 /// Parameters by type of layer are taken where all types have the same.
@@ -209,6 +243,14 @@ void read_llama3(const ConfigJson& config, const RopeJson& json, RopeConfig& rop
   rope.high_frequency_factor = json.positive("high_freq_factor");
 }
 
+void read_long_rope(const ConfigJson& config, const RopeJson& json, RopeConfig& rope) {
+  rope.original_length = original_length(config, json);
+  rope.short_factors = json.positives("short_factor");
+  rope.long_factors = json.positives("long_factor");
+  rope.short_mscale = json.positive("short_mscale");
+  rope.long_mscale = json.positive("long_mscale");
+}
+
 double read_base(const ConfigJson& config, const RopeJson& json) {
   constexpr double kDefault = 10000.0;
   double base = config.is_null("rope_theta") ? kDefault : config.number("rope_theta");
@@ -278,6 +320,10 @@ RopeConfig read_one(const ConfigJson& config, const RopeJson& json) {
   }
   rope.scaling = json.scaling();
   if (rope.scaling == RopeScaling::kNone) return rope;
+  if (rope.scaling == RopeScaling::kLongRope) {
+    read_long_rope(config, json, rope);
+    return rope;
+  }
   if (rope.scaling != RopeScaling::kYarn || json.has("factor")) rope.factor = json.number("factor");
   if (rope.scaling == RopeScaling::kDynamic)
     rope.max_length = config.size("max_position_embeddings");
@@ -435,6 +481,15 @@ json write_rope(const RopeConfig& rope, const Family& family) {
   if (family.has_key("partial_rotary_factor") || (family.gemma && rope.proportional))
     values["partial_rotary_factor"] = rope.fraction;
   if (rope.scaling == RopeScaling::kNone) return values;
+  if (rope.scaling == RopeScaling::kLongRope) {
+    values.update({{"rope_type", kLongRope},
+                   {"original_max_position_embeddings", rope.original_length},
+                   {"short_factor", rope.short_factors},
+                   {"long_factor", rope.long_factors},
+                   {"short_mscale", rotary_amplitude(rope, rope.original_length)},
+                   {"long_mscale", rotary_amplitude(rope, rope.original_length + 1)}});
+    return values;
+  }
   values["factor"] = rope.factor;
   if (rope.original_length > 0) {
     values["original_max_position_embeddings"] = rope.original_length;

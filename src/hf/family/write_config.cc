@@ -13,8 +13,10 @@
 #include "hf/family/index_json.h"
 #include "hf/family/kimi_json.h"
 #include "hf/family/mamba_json.h"
+#include "hf/family/phi_json.h"
 #include "hf/family/rope_json.h"
 #include "hf/family/v4_json.h"
+#include "model/config/rotary.h"
 
 namespace tessera {
 namespace {
@@ -290,6 +292,14 @@ RopeConfig plain_rope(const RopeConfig& rope) {
   if (rope.scaling == RopeScaling::kNone) return plain;
   plain.factor = rope.factor;
   if (rope.scaling == RopeScaling::kDynamic) plain.max_length = rope.max_length;
+  if (rope.scaling == RopeScaling::kLongRope) {
+    plain.factor = 1;  // amplitudes alone follow from it
+    plain.original_length = rope.original_length;
+    plain.short_factors = rope.short_factors;
+    plain.long_factors = rope.long_factors;
+    plain.short_mscale = rotary_amplitude(rope, rope.original_length);
+    plain.long_mscale = rotary_amplitude(rope, rope.original_length + 1);
+  }
   if (rope.scaling == RopeScaling::kLlama3) {
     plain.original_length = rope.original_length;
     plain.low_frequency_factor = rope.low_frequency_factor;
@@ -301,6 +311,9 @@ RopeConfig plain_rope(const RopeConfig& rope) {
   plain.max_length = 0;
   plain.low_frequency_factor = RopeConfig{}.low_frequency_factor;
   plain.high_frequency_factor = RopeConfig{}.high_frequency_factor;
+  plain.short_factors.clear();
+  plain.long_factors.clear();
+  plain.short_mscale = plain.long_mscale = 0;
   return plain;
 }
 
@@ -326,6 +339,7 @@ MoeConfig plain_moe(const ModelConfig& model) {
   plain.score_scale = moe.score_scale;
   plain.probs_on_input = moe.probs_on_input;
   plain.router_bias = moe.router_bias;
+  plain.sparse_mixer = moe.sparse_mixer;
   plain.router_norm = moe.router_norm;
   plain.expert_scale = moe.expert_scale;
   plain.mlp_bias = moe.mlp_bias;
@@ -463,6 +477,7 @@ std::string write_hf_config(const Family& family, const ModelConfig& model, DTyp
   write_index(model, config.values());
   write_kimi(family, model, config.values());
   write_v4(family, model, config.values());
+  write_phi(family, model, config.values());
   return config.text();
 }
 

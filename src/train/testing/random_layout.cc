@@ -388,6 +388,7 @@ void make_contexts_dynamic(Draw& draw, RandomLayout& result) {
   moe.top_p = 1;
   moe.router_jitter = 0;
   moe.jitter_experts = false;
+  moe.draw_experts = false;
 }
 
 bool allows_contexts(const RandomLayout& layout) {
@@ -442,6 +443,8 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_compressed_attention(draw, result);
     draw_hash_layers(draw, result);
     draw_streams(draw, result);
+    draw_state_norms(draw, result);
+    draw_sparse_mixer(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -182,4 +182,23 @@ void draw_hash_layers(Draw& draw, RandomLayout& result) {
   }
 }
 
+void draw_state_norms(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  if (!model.mtp_normed && draw.chance(4)) model.norm = NormKind::kLayer;
+  model.head_bias = model.mtp_layers == 0 && draw.chance(4);
+}
+
+void draw_sparse_mixer(Draw& draw, RandomLayout& result) {
+  MoeConfig& moe = result.settings.model.moe;
+  const bool may = moe.num_experts > 0 && moe.routing == Routing::kTopK && moe.num_groups == 1 &&
+                   !moe.has_expert_bias() && moe.top_p == 1 && moe.hash_layers.empty();
+  if (!may || !draw.chance(4)) return;
+  moe.score = ScoreFunction::kSoftmax;
+  moe.score_order = ScoreOrder::kBeforeTopK;
+  moe.normalize_top_k = false;
+  moe.score_scale = 1;
+  moe.sparse_mixer = draw.of({0.05, 0.3});
+  moe.draw_experts = draw.chance(2);
+}
+
 }  // namespace tessera::testing

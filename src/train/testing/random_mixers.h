@@ -33,4 +33,10 @@ void draw_streams(Draw& draw, RandomLayout& result);
 /// Tables of token ids that choose experts in some layers.
 void draw_hash_layers(Draw& draw, RandomLayout& result);
 
+/// LayerNorms and a bias of the head, where no layers of multi-token prediction share them.
+void draw_state_norms(Draw& draw, RandomLayout& result);
+
+/// SparseMixer's probabilities, perhaps of drawn experts, where nothing else makes choices.
+void draw_sparse_mixer(Draw& draw, RandomLayout& result);
+
 }  // namespace tessera::testing
