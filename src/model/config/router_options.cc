@@ -74,8 +74,6 @@ void validate_sparse_mixer(const MoeConfig& moe) {
   refuse(moe.top_p < 1, "moe.top_p", "its probabilities are no shares of 1; set moe.top_p = 1");
   refuse(!moe.hash_layers.empty(), "moe.hash_layers",
          "tables give experts whatever their logits; leave one of them out");
-  refuse(moe.draw_experts && moe.force_balanced, "moe.draw_experts and moe.force_balanced",
-         "drawn experts are not balanced; leave one of them out");
 }
 
 /// What says how many experts a token has, or how many tokens an expert.

@@ -313,6 +313,7 @@ inline std::vector<Case> gradient_cases() {
                   c.norm = NormKind::kLayer;
                   c.head_bias = true;
                   c.qkv_bias = c.output_bias = true;
+                  c.moe.top_k = c.moe.num_experts;  // no step flips a choice
                 }),
       make_case("layer_norms_behind_a_tied_head",
                 [](ModelConfig& c) {
@@ -327,6 +328,7 @@ inline std::vector<Case> gradient_cases() {
                 [](ModelConfig& c) {
                   c.norm = NormKind::kLayer;
                   c.mtp_layers = 1;
+                  c.moe.top_k = c.moe.num_experts;
                 }),
       make_case("sparse_mixer",
                 [](ModelConfig& c) {
