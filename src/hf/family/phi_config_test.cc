@@ -82,7 +82,7 @@ TEST(PhiConfig, RefusesWhatItCannotCompute) {
   json llama = fixture_json("llama");
   llama["rope_parameters"] = fixture_json("phimoe")["rope_parameters"];
   llama.erase("rope_scaling");
-  EXPECT_THAT(error_of(llama), HasSubstr("\"longrope\" is not supported"));
+  EXPECT_THAT(error_of(llama), HasSubstr("'longrope' is not supported"));
 }
 
 /// A model whose amplitudes follow from its factor is written with numbers; drawn experts are a
