@@ -178,8 +178,13 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithConvolutions) {
   expect_as_the_generator(rig);
 }
 
+/// Whose caches are of different sizes: both within the context that rotations were made for.
 TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithLayerNormsAndSparseMixer) {
-  Rig rig(DType::kF32, testing::make_phi);
+  Rig rig(DType::kF32, [](ModelConfig& model) {
+    testing::make_phi(model);
+    model.rope.original_length = 200;
+    std::swap(model.rope.short_factors, model.rope.long_factors);
+  });
   expect_as_the_generator(rig);
 }
 
