@@ -62,7 +62,7 @@ struct RopeConfig {
   bool proportional = false;
   RopeScaling scaling = RopeScaling::kNone;
   double factor = 1.0;
-  int64_t max_length = 0;       ///< dynamic: beyond it the base grows with the sequence length
+  int64_t max_length = 0;  ///< dynamic: beyond it the base grows with the sequence length
   /// yarn, llama3, longrope: the context that the model was trained for
   int64_t original_length = 0;
   double beta_fast = 32.0;      ///< yarn: turns in the original context above which nothing changes

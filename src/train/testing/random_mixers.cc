@@ -1,5 +1,7 @@
 #include "train/testing/random_mixers.h"
 
+#include <algorithm>
+
 namespace tessera::testing {
 
 void draw_delta(Draw& draw, RandomLayout& result) {
@@ -148,6 +150,15 @@ void draw_compressed_attention(Draw& draw, RandomLayout& result) {
   model.compressed_rope = {.base = 100};
   // Few entries give gradients of low rank, whose rounding errors Muon would make as large.
   result.settings.optimizer_kind = OptimizerKind::kAdamW;
+}
+
+void draw_noise(Draw& draw, Settings& settings) {
+  MoeConfig& moe = settings.model.moe;
+  const bool is_named = std::ranges::any_of(
+      settings.train.offload, [](const std::string& name) { return name.starts_with("mlp_norm"); });
+  if (moe.num_experts == 0 || is_named || !draw.chance(4)) return;
+  moe.router_jitter = draw.of({0.01, 0.3});
+  moe.jitter_experts = draw.chance(2);
 }
 
 void draw_expert_norms(Draw& draw, RandomLayout& result) {

@@ -24,6 +24,10 @@ void draw_chunks(Draw& draw, RandomLayout& result);
 /// spread, else also compressed tokens, all of which are seen, so that rounding flips no choice.
 void draw_compressed_attention(Draw& draw, RandomLayout& result);
 
+/// Where routers read jittered tokens, nothing may keep those before, which may be named for
+/// offload.
+void draw_noise(Draw& draw, Settings& settings);
+
 /// Probabilities before experts, and norms and scales of routers and experts of their own.
 void draw_expert_norms(Draw& draw, RandomLayout& result);
 
