@@ -32,6 +32,7 @@ NEMOTRON = dict(vocab_size=64, hidden_size=32, num_attention_heads=4, num_key_va
                 max_position_embeddings=256, pad_token_id=None, bos_token_id=None, eos_token_id=None, layer_norm_epsilon=1e-3,
                 mamba_num_heads=4, mamba_head_dim=6, n_groups=2, ssm_state_size=5, chunk_size=16, conv_kernel=3,
                 moe_intermediate_size=16, moe_shared_expert_intermediate_size=20, num_experts_per_tok=2)
+PHIMOE = dict({**SMALL, "intermediate_size": 16}, num_local_experts=6, num_experts_per_tok=2)
 DEEPSEEK_V4 = dict(vocab_size=64, hidden_size=32, num_attention_heads=4, head_dim=12, max_position_embeddings=256,
                    pad_token_id=None, bos_token_id=None, eos_token_id=None, num_experts_per_tok=2, moe_intermediate_size=16,
                    q_lora_rank=20, o_groups=2, o_lora_rank=10, sliding_window=5, index_n_heads=6, index_head_dim=8, index_topk=2)
@@ -264,6 +265,18 @@ CASES = {
     "deepseek_v4_older": ("DeepseekV4", dict(
         DEEPSEEK_V4, num_hidden_layers=2, rms_norm_eps=1e-3, hc_mult=2, compress_ratios=[4, 0], compress_rate_csa=3, num_hash_layers=1,
         qk_rope_head_dim=6, n_routed_experts=4, scoring_func="sigmoid")),
+    # Sequences of 24 tokens are within one's original context, and beyond the other's.
+    "phimoe": ("Phimoe", dict(
+        PHIMOE, num_hidden_layers=3, rms_norm_eps=1e-3, attention_bias=True, lm_head_bias=True, sliding_window=9,
+        router_jitter_noise=0.2, output_router_logits=True, router_aux_loss_coef=0.05,
+        rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.25, 1.5, 3.0],
+                             long_factor=[1.5, 3.0, 9.0, 30.0], short_mscale=1.2, long_mscale=1.4,
+                             original_max_position_embeddings=32))),
+    "phimoe_long": ("Phimoe", dict(
+        PHIMOE, router_jitter_noise=0.01, tie_word_embeddings=True, hidden_act="gelu",
+        rope_parameters=dict(rope_type="longrope", rope_theta=500.0, short_factor=[1.0, 1.25, 1.5, 3.0],
+                             long_factor=[1.5, 3.0, 9.0, 30.0], short_mscale=1.2, long_mscale=1.4,
+                             original_max_position_embeddings=16))),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
@@ -276,6 +289,9 @@ PUBLISHED_TYPES = {"kimi_k2": "kimi_k2"}
 # Seeds of cases whose own, made of their names, let an indexer choose between scores that are next to equal.
 SEEDS = {"deepseek_v32": 24, "glm_moe_dsa": 8}
 LEAST_GAP = 2e-4
+
+# Families that draw experts in training, whose truth is that of evaluation.
+EVALUATED = ("Phimoe",)
 
 # Layers of multi-token prediction (hf_prediction.py), whose mean loss enters the loss times this.
 PREDICTIONS = {"deepseek_v3_mtp": 2, "glm4_moe_mtp": 1, "qwen3_next_mtp": 1}
@@ -307,6 +323,8 @@ def randomize(model, generator):
             tensor.data = (0.1 * noise * 256).round() / 256 + 0.0
         elif "conv1d" in name or name.endswith("conv.conv.weight"):
             tensor.data = 0.5 * noise
+        elif name.endswith("norm.bias"):
+            tensor.data = 0.3 * noise
         elif "norm" in name or name.endswith("layer_scalar"):
             tensor.data = 1 + 0.1 * noise
         elif name.endswith(("router.scale", "per_expert_scale", "_hc.scale", "hc_head.hc_scale")):
@@ -322,6 +340,15 @@ def randomize(model, generator):
             tensor.data[0] *= 6  # so that some gates are clamped
         else:
             tensor.data = (0.03 if name.endswith(("correction_bias", "expert_bias")) else 0.12) * noise
+
+
+def tell_length(model, length):
+    """Phi's rotation of sequences of so many tokens: transformers 5.17 chooses amplitudes by their length but leaves it
+    out where it chooses factors, unlike earlier versions and the code published with the model."""
+    rotary = getattr(model.model, "rotary_emb", None)
+    if model.config.model_type == "phimoe" and rotary.rope_type == "longrope":
+        find = rotary.rope_init_fn
+        rotary.rope_init_fn = lambda config, device=None: find(config, device, seq_len=length)
 
 
 def freeze_indexers(model):
@@ -447,7 +474,8 @@ def make(case, root):
     config = config_class(**options)
     config._attn_implementation = "eager"
     generator = torch.Generator().manual_seed(SEEDS.get(case, sum(case.encode())))
-    model = getattr(transformers, family + "ForCausalLM")(config).float().train()
+    model = getattr(transformers, family + "ForCausalLM")(config).float().train(family not in EVALUATED)
+    tell_length(model, 24)
     if case in PREDICTIONS:
         attach_predictions(model, PREDICTIONS[case])
     randomize(model, generator)
@@ -488,7 +516,8 @@ def measure_bf16(folder):
     truth = load_file(folder / "io.safetensors")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
     ids = truth["input_ids"]
-    output = model.train()(input_ids=ids, labels=ids)
+    tell_length(model, ids.shape[1])
+    output = model.train(model.config.model_type not in [name.lower() for name in EVALUATED])(input_ids=ids, labels=ids)
     output.loss.backward()
     save_gradients(model, folder, "grads_bf16.safetensors")
     actual, expected = load_file(folder / "grads_bf16.safetensors"), load_file(folder / "grads.safetensors")

@@ -6,10 +6,12 @@
 #include "ops/embedding/embedding.h"
 #include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_cross_entropy/vocab_lse.h"
 #include "ops/quantize/quantize.h"
 #include "ops/round_values/round_values.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/sparse_mixer/sparse_mixer.h"
 #include "ops/stream_weights/stream_weights.h"
 #include "sharding/rule_table.h"
 
@@ -245,6 +247,43 @@ ShardStatesOf router_backward(const AxisCall& call) {
   return follow(call, rule);
 }
 
+/// Counts of drawn experts are each rank's own tokens'.
+ShardStatesOf sparse_mixer(const AxisCall& call) {
+  const bool draws = dynamic_cast<const SparseMixer&>(call.op).spec().samples;
+  return follow(call, draws ? "l:tE i:tk n:t s!: -> p:tk j:tk c~:E" : "l:tE i:tk -> p:tk");
+}
+
+/// Token weights and bias, of which an operator may lack each.
+std::string last_operands(const CrossEntropySpec& spec) {
+  return fmt::format("{}{}", spec.weighted ? " f:t" : "", spec.biased ? " c:V" : "");
+}
+
+const CrossEntropySpec& head_spec(const AxisCall& call) {
+  return dynamic_cast<const CrossEntropyOperator&>(call.op).spec();
+}
+
+ShardStatesOf linear_cross_entropy(const AxisCall& call) {
+  return follow(call, "x:tH w:VH l:t s!:" + last_operands(head_spec(call)) + " -> y+: o:t z:t");
+}
+
+ShardStatesOf linear_cross_entropy_backward(const AxisCall& call) {
+  const CrossEntropySpec& spec = head_spec(call);
+  return follow(call, "x:tH w:VH l:t s!: z:t g!:" + last_operands(spec) + " -> dx:tH=g dw:VH=g" +
+                          (spec.biased ? " dc:V=g" : ""));
+}
+
+ShardStatesOf linear_cross_entropy_fused(const AxisCall& call) {
+  const CrossEntropySpec& spec = head_spec(call);
+  return follow(call, "x:tH w:VH l:t s!:" + last_operands(spec) + " -> y+: o:t dx:tH dw+:VH" +
+                          (spec.biased ? " dc+:V" : ""));
+}
+
+ShardStatesOf vocab_lse_backward(const AxisCall& call) {
+  const bool biased = dynamic_cast<const VocabLseOperator&>(call.op).spec().cut.biased;
+  return follow(call, biased ? "x:tH w:vH l:t z:t g:t b:t c:v -> dx:tH=g+b dw:vH=g+b dc:v=g+b"
+                             : "x:tH w:vH l:t z:t g:t b:t -> dx:tH=g+b dw:vH=g+b");
+}
+
 /// Streams that collapse for good are not mixed.
 ShardStatesOf stream_weights(const AxisCall& call) {
   const bool collapses = dynamic_cast<const StreamWeights&>(call.op).spec().collapses;
@@ -321,6 +360,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"attention", attention},
       {"attention_backward", attention_backward},
       {"layer_norm", "x:tD w:D b:D -> y:tD"},
+      {"layer_norm_backward", "x:tD w:D g:tD a:tD -> dx:tD=g+a dw:D=g db:D=g"},
       {"index_topk", index_topk},
       {"index_topk_entries", index_topk_entries},
       {"compress_windows", compress_windows},
@@ -361,6 +401,8 @@ const std::map<std::string_view, Rule>& rules() {
       {"sinkhorn", sinkhorn},
       {"top_p", "p:tk i:tk -> q:tk j:tk c~:E"},
       {"top_p_backward", "p:tk i:tk g:tk -> dp:tk=g"},
+      {"sparse_mixer", sparse_mixer},
+      {"sparse_mixer_backward", "l:tE i:tk g:tk -> dl:tE=g"},
       {"expert_scale", "p:tk i:tk s:E -> q:tk=p"},
       {"expert_scale_backward", "p:tk i:tk s:E g:tk -> dp:tk=g ds:E=g"},
       {"zero_experts", "x:tH p:tk i:tk -> y:tH=xp j:tk"},
@@ -412,11 +454,11 @@ const std::map<std::string_view, Rule>& rules() {
       // The model's ends.
       {"embedding", embedding},
       {"embedding_backward", embedding_backward},
-      {"linear_cross_entropy", "x:tH w:VH l:t s!: f:t -> y+: o:t z:t"},
-      {"linear_cross_entropy_backward", "x:tH w:VH l:t s!: z:t g!: f:t -> dx:tH=g dw:VH=g"},
-      {"linear_cross_entropy_fused", "x:tH w:VH l:t s!: f:t -> y+: o:t dx:tH dw+:VH"},
-      {"vocab_lse", "x:tH w:vH l:t -> z:t b:t"},
-      {"vocab_lse_backward", "x:tH w:vH l:t z:t g:t b:t -> dx:tH=g+b dw:vH=g+b"},
+      {"linear_cross_entropy", linear_cross_entropy},
+      {"linear_cross_entropy_backward", linear_cross_entropy_backward},
+      {"linear_cross_entropy_fused", linear_cross_entropy_fused},
+      {"vocab_lse", "x:tH w:vH l:t c:v -> z:t b:t"},
+      {"vocab_lse_backward", vocab_lse_backward},
       {"vocab_loss", "z:t b:t l:t s!: f:t -> y+: o:t"},
       {"vocab_loss_backward", "z:t b:t l:t s!: g!: f:t -> dz:t=g db:t=g"},
       // Exchanges.

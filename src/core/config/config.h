@@ -72,8 +72,8 @@ struct ResolvedValue {
 ///   schema.override_argument("--model.hidden_size=512");
 class ConfigSchema {
  public:
-  /// T is bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<std::string>, or
-  /// std::optional of one of the first four. An empty optional is written "none", in files and on
+  /// T is bool, int64_t, double, std::string, a std::vector of one of the last three, or
+  /// std::optional of one of the four. An empty optional is written "none", in files and on
   /// the command line alike. The range holds for numbers, for each one of a list.
   template <typename T>
   void add(std::string key, T* field, std::string help, Range range = {});

@@ -40,6 +40,8 @@ std::string type_name() {
     return "a string";
   } else if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
     return "a list of integers";
+  } else if constexpr (std::is_same_v<T, std::vector<double>>) {
+    return "a list of numbers";
   } else {
     return "a list of strings";
   }
@@ -215,6 +217,7 @@ template void ConfigSchema::add(std::string, int64_t*, std::string, Range);
 template void ConfigSchema::add(std::string, double*, std::string, Range);
 template void ConfigSchema::add(std::string, std::string*, std::string, Range);
 template void ConfigSchema::add(std::string, std::vector<int64_t>*, std::string, Range);
+template void ConfigSchema::add(std::string, std::vector<double>*, std::string, Range);
 template void ConfigSchema::add(std::string, std::vector<std::string>*, std::string, Range);
 template void ConfigSchema::add(std::string, std::optional<bool>*, std::string, Range);
 template void ConfigSchema::add(std::string, std::optional<int64_t>*, std::string, Range);

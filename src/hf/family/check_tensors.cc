@@ -32,7 +32,7 @@ int64_t covered_end(Spans spans, const std::string& name) {
 
 bool may_be_unlinked(const std::string& name) {
   return name.ends_with("moe.expert_bias") || name.ends_with("moe.hash_table") ||
-         name == "embedding.weight" || name == "head.weight";
+         name == "embedding.weight" || name == "head.weight" || name == "head.bias";
 }
 
 }  // namespace

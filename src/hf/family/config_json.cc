@@ -136,10 +136,12 @@ std::string read_key(const Family& family, const std::string& name) {
   return common || std::ranges::find(renamed, json(name)) == renamed.end() ? key : "";
 }
 
-void check_architectures(const json& file, std::string_view expected, std::string_view where) {
+void check_architectures(const json& file, std::string_view expected, std::string_view where,
+                         std::string_view other = "") {
   const auto found = file.find("architectures");
   if (found == file.end() || found->is_null()) return;
-  require(found->is_array() && found->size() == 1 && found->front() == expected,
+  const bool is_one = found->is_array() && found->size() == 1;
+  require(is_one && (found->front() == expected || (!other.empty() && found->front() == other)),
           "{}: architectures is {}, and only [\"{}\"] is supported", where,
           quote_for_message(found->dump()), expected);
 }
@@ -232,7 +234,7 @@ ConfigJson::ConfigJson(std::string_view text, std::string where) : where_(std::m
   } catch (const UserError& error) {
     user_error("{}: {}", where_, error.what());
   }
-  check_architectures(file, family_->architecture, where_);
+  check_architectures(file, family_->architecture, where_, family_->other_architecture);
   merge(file);
 }
 

@@ -415,11 +415,29 @@ constexpr Family kGraniteMoeShared = {
     .shared_name = "shared_mlp",
 };
 
+constexpr Family kPhimoe = {
+    .model_type = "phimoe",
+    .architecture = "PhimoeForCausalLM",
+    .other_architecture = "PhiMoEForCausalLM",
+    .defaults = R"({"vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 6400,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+        "attention_bias": false, "lm_head_bias": false, "sliding_window": null,
+        "num_local_experts": 16, "num_experts_per_tok": 2, "output_router_logits": false,
+        "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.01, "input_jitter_noise": 0.0})",
+    .output_bias = true,
+    .phimoe = true,
+    .window = WindowRule::kSize,
+    .moe_name = "block_sparse_moe",
+    .expert_names = {"w1", "w3", "w2"},
+};
+
 constexpr std::array kFamilies = {
-    kLlama,     kMistral,          kQwen2,       kQwen3,         kMixtral,     kQwen3Moe,
-    kOlmoe,     kQwen2Moe,         kDeepseekV2,  kDeepseekV3,    kGlm4Moe,     kGptOss,
-    kDots1,     kMinimaxM2,        kErnie45Moe,  kHunyuanV1Moe,  kGraniteMoe,  kHyV3,
-    kSolarOpen, kGraniteMoeShared, kGlm4MoeLite, make_kimi_k2(), kDeepseekV32, kGlmMoeDsa};
+    kLlama,        kMistral,     kQwen2,         kQwen3,       kMixtral,
+    kQwen3Moe,     kOlmoe,       kQwen2Moe,      kDeepseekV2,  kDeepseekV3,
+    kGlm4Moe,      kGptOss,      kDots1,         kMinimaxM2,   kErnie45Moe,
+    kHunyuanV1Moe, kGraniteMoe,  kHyV3,          kSolarOpen,   kGraniteMoeShared,
+    kPhimoe,       kGlm4MoeLite, make_kimi_k2(), kDeepseekV32, kGlmMoeDsa};
 
 }  // namespace
 

@@ -94,6 +94,8 @@ enum class PredictionNames {
 struct Family {
   std::string_view model_type;
   std::string_view architecture;
+  /// What published files have in its place; empty: no other.
+  std::string_view other_architecture;
   /// A model type, and its architecture, whose files hold this model beside encoders of images: its
   /// configuration is their `text_config`, names of its tensors begin with `whole_prefix`, where
   /// this model's begin with `whole_part`.
@@ -137,6 +139,8 @@ struct Family {
   bool gemma = false;
   /// DeepSeek-V4: compressed attention, residual streams, tables of token ids (v4_json.h)
   bool deepseek_v4 = false;
+  /// Phi-3.5-MoE: LayerNorms, a bias of the head, SparseMixer, rotations by longrope (phi_json.h)
+  bool phimoe = false;
   bool plain_mlps = false;  ///< MLPs and experts have no gates
   bool one_shared = false;  ///< a shared expert of the experts' inner size, which no key says
   MambaRule mamba = MambaRule::kNone;

@@ -44,6 +44,8 @@ class MapBuilder {
   }
   /// Of a layer's or a head's RMSNorm: Qwen3-Next's multiplies by 1 + weight.
   void link_norm(const std::string& hf_name, int64_t size, const std::string& own_name);
+  /// Of a norm of hidden states, whose names end in ".weight" and, of a LayerNorm, ".bias".
+  void link_state_norm(const std::string& hf_name, const std::string& own_name);
   void add_tables();
   /// Nemotron-H's: a norm and what is called a mixer, whatever it is.
   void add_single_layer(int64_t layer);

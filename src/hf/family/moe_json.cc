@@ -167,13 +167,14 @@ void read_balance(const ConfigJson& config, MoeConfig& moe) {
   require(moe.balance_coefficient >= 0, "{}: 'router_aux_loss_coef' is below 0", config.where());
 }
 
-/// Mixtral's code multiplies the tokens in place, so that experts read them jittered too.
+/// Mixtral's code multiplies the tokens in place, so that experts read them jittered too. Phi's
+/// does so by another name, and twice, which is not repeated here: the factors are noise.
 void read_jitter(const ConfigJson& config, MoeConfig& moe) {
-  const char* key = "router_jitter_noise";
+  const char* key = config.family().phimoe ? "input_jitter_noise" : "router_jitter_noise";
   if (!config.family().has_key(key) || config.is_null(key)) return;
   moe.router_jitter = config.number(key);
   require(moe.router_jitter >= 0 && moe.router_jitter < 1,
-          "{}: 'router_jitter_noise' is {}; it must be at least 0 and below 1", config.where(),
+          "{}: '{}' is {}; it must be at least 0 and below 1", config.where(), key,
           moe.router_jitter);
   moe.jitter_experts = moe.router_jitter > 0;
 }

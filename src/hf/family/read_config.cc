@@ -11,6 +11,7 @@
 #include "hf/family/kimi_json.h"
 #include "hf/family/mamba_json.h"
 #include "hf/family/moe_json.h"
+#include "hf/family/phi_json.h"
 #include "hf/family/rope_json.h"
 #include "hf/family/v4_json.h"
 #include "hf/family/window_json.h"
@@ -254,6 +255,7 @@ ImportedConfig parse_hf_config(std::string_view given, const std::string& where)
   read_temperatures(config, model);
   if (imported.family->is_moe()) read_moe(config, model, imported.notes);
   read_gemma_experts(config, model);
+  read_phi(config, model);
   read_mamba(config, model);
   check_olmoe_heads(config, model);
   try {

@@ -7,108 +7,13 @@
 
 #include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/text/names.h"
+#include "hf/family/rope_values.h"
+#include "model/config/rotary.h"
 
 namespace tessera {
 namespace {
 
 using nlohmann::json;
-
-struct ScalingName {
-  std::string_view name;
-  RopeScaling scaling;
-};
-constexpr std::array<ScalingName, 5> kScalings = {{{"default", RopeScaling::kNone},
-                                                   {"linear", RopeScaling::kLinear},
-                                                   {"dynamic", RopeScaling::kDynamic},
-                                                   {"yarn", RopeScaling::kYarn},
-                                                   {"llama3", RopeScaling::kLlama3}}};
-
-/// Every key of rope parameters; one that a type does not read has no effect in transformers.
-/// Those of mrope say which pairs turn by an image's rows and columns; of text all turn alike.
-const std::vector<std::string> kKnownKeys = {"rope_theta",
-                                             "rope_type",
-                                             "type",
-                                             "partial_rotary_factor",
-                                             "factor",
-                                             "original_max_position_embeddings",
-                                             "attention_factor",
-                                             "beta_fast",
-                                             "beta_slow",
-                                             "truncate",
-                                             "mscale",
-                                             "mscale_all_dim",
-                                             "low_freq_factor",
-                                             "alpha",
-                                             "high_freq_factor",
-                                             "mrope_section",
-                                             "mrope_interleaved"};
-
-/// The object of rope parameters with getters that take "missing" and null as one.
-class RopeJson {
- public:
-  RopeJson(json values, std::string where, const Family& family)
-      : values_(std::move(values)), where_(std::move(where)), takes_proportional_(family.gemma) {
-    require(values_.is_object(), "{} must be an object, found {}", where_,
-            quote_for_message(values_.dump()));
-    for (const auto& [key, value] : values_.items()) {
-      require(std::ranges::find(kKnownKeys, key) != kKnownKeys.end(),
-              "{}: the key {} is not supported{}", where_, quote_for_message(key),
-              did_you_mean(key, kKnownKeys));
-    }
-    require(family.base_alpha || !has("alpha"),
-            "{}: 'alpha' is not supported for model type '{}', where transformers ignores it",
-            where_, family.model_type);
-  }
-
-  const std::string& where() const { return where_; }
-  bool has(const char* key) const { return values_.contains(key) && !values_[key].is_null(); }
-  double number(const char* key) const {
-    require(has(key) && values_[key].is_number(), "{}: '{}' must be a number, found {}", where_,
-            key, values_.contains(key) ? quote_for_message(values_[key].dump()) : "none");
-    return values_[key].get<double>();
-  }
-  double number(const char* key, double otherwise) const {
-    return has(key) ? number(key) : otherwise;
-  }
-  double positive(const char* key) const {
-    const double found = number(key);
-    require(found > 0, "{}: '{}' must be above 0, found {}", where_, key, found);
-    return found;
-  }
-  bool flag(const char* key, bool otherwise) const {
-    if (!has(key)) return otherwise;
-    require(values_[key].is_boolean(), "{}: '{}' must be true or false", where_, key);
-    return values_[key].get<bool>();
-  }
-  /// Gemma 4's type of pairs of the whole head.
-  bool is_proportional() const { return takes_proportional_ && type() == kProportional; }
-  RopeScaling scaling() const {
-    const std::string name = type();
-    if (is_proportional())
-      return number("factor", 1) == 1 ? RopeScaling::kNone : RopeScaling::kLinear;
-    for (const ScalingName& known : kScalings) {
-      if (name == known.name) return known.scaling;
-    }
-    user_error(
-        "{}: the rope type {} is not supported; supported are default, linear, dynamic, "
-        "yarn{} llama3{}",
-        where_, quote_for_message(name), takes_proportional_ ? "," : " and",
-        takes_proportional_ ? " and proportional" : "");
-  }
-
- private:
-  static constexpr std::string_view kProportional = "proportional";
-
-  std::string type() const {
-    const char* key = has("rope_type") ? "rope_type" : "type";
-    return has(key) ? json_text(values_[key], key, where_) : "default";
-  }
-
-  json values_;
-  std::string where_;
-  bool takes_proportional_;
-};
 
 /// Parameters by type of layer are taken where all types have the same.
 json join_layer_types(const json& parameters, std::string_view where) {
@@ -131,7 +36,7 @@ constexpr const char* kFullType = "full_attention";
 constexpr const char* kWindowType = "sliding_attention";
 
 /// What the file says of one type of layer.
-RopeJson rope_of_type(const ConfigJson& config, const char* type) {
+RopeValues rope_of_type(const ConfigJson& config, const char* type) {
   for (const char* key : {"rope_scaling", "original_max_position_embeddings"}) {
     require(config.is_null(key),
             "{}: '{}' is not read by transformers where rope_parameters are by type of layer; "
@@ -147,7 +52,7 @@ RopeJson rope_of_type(const ConfigJson& config, const char* type) {
             "{}: {} stands beside rope parameters by type of layer", config.where(),
             quote_for_message(key));
   }
-  const RopeJson json(all[type], where, config.family());
+  const RopeValues json(all[type], where, config.family());
   require(json.scaling() == RopeScaling::kNone || json.has("partial_rotary_factor") ||
               config.is_null("partial_rotary_factor"),
           "{}: 'partial_rotary_factor' is missing, for which transformers takes 1 where the "
@@ -160,7 +65,7 @@ RopeJson rope_of_type(const ConfigJson& config, const char* type) {
   return json;
 }
 
-RopeJson rope_object(const ConfigJson& config) {
+RopeValues rope_object(const ConfigJson& config) {
   const json& scaling = config.value("rope_scaling");
   const bool use_scaling = !scaling.is_null() && !scaling.empty();
   const char* key = use_scaling ? "rope_scaling" : "rope_parameters";
@@ -171,7 +76,7 @@ RopeJson rope_object(const ConfigJson& config) {
   return {join_layer_types(given, where), where, config.family()};
 }
 
-int64_t to_length(const RopeJson& rope, const char* key) {
+int64_t to_length(const RopeValues& rope, const char* key) {
   constexpr double kMax = 1e9;
   const double value = rope.number(key);
   require(value >= 1 && value <= kMax && value == static_cast<double>(static_cast<int64_t>(value)),
@@ -180,7 +85,7 @@ int64_t to_length(const RopeJson& rope, const char* key) {
 }
 
 /// The context before stretching: a key beside the parameters wins over the one within.
-int64_t original_length(const ConfigJson& config, const RopeJson& rope) {
+int64_t original_length(const ConfigJson& config, const RopeValues& rope) {
   if (!config.is_null("original_max_position_embeddings")) {
     return config.size("original_max_position_embeddings");
   }
@@ -188,7 +93,7 @@ int64_t original_length(const ConfigJson& config, const RopeJson& rope) {
   return rope.has(kKey) ? to_length(rope, kKey) : config.size("max_position_embeddings");
 }
 
-void read_yarn(const ConfigJson& config, const RopeJson& json, RopeConfig& rope) {
+void read_yarn(const ConfigJson& config, const RopeValues& json, RopeConfig& rope) {
   rope.original_length = original_length(config, json);
   if (!json.has("factor")) {
     rope.factor = static_cast<double>(config.size("max_position_embeddings")) /
@@ -203,13 +108,21 @@ void read_yarn(const ConfigJson& config, const RopeJson& json, RopeConfig& rope)
   if (json.number("mscale_all_dim", 0) != 0) rope.mscale_all_dims = json.positive("mscale_all_dim");
 }
 
-void read_llama3(const ConfigJson& config, const RopeJson& json, RopeConfig& rope) {
+void read_llama3(const ConfigJson& config, const RopeValues& json, RopeConfig& rope) {
   rope.original_length = original_length(config, json);
   rope.low_frequency_factor = json.positive("low_freq_factor");
   rope.high_frequency_factor = json.positive("high_freq_factor");
 }
 
-double read_base(const ConfigJson& config, const RopeJson& json) {
+void read_long_rope(const ConfigJson& config, const RopeValues& json, RopeConfig& rope) {
+  rope.original_length = original_length(config, json);
+  rope.short_factors = json.positives("short_factor");
+  rope.long_factors = json.positives("long_factor");
+  rope.short_mscale = json.positive("short_mscale");
+  rope.long_mscale = json.positive("long_mscale");
+}
+
+double read_base(const ConfigJson& config, const RopeValues& json) {
   constexpr double kDefault = 10000.0;
   double base = config.is_null("rope_theta") ? kDefault : config.number("rope_theta");
   base = json.number("rope_theta", base);
@@ -227,11 +140,11 @@ double head_size(const ConfigJson& config) {
 
 /// Hunyuan's fixed "NTK-aware" stretch of the base, which its files call dynamic though it does not
 /// depend on the sequence's length.
-bool has_alpha(const RopeJson& json) {
+bool has_alpha(const RopeValues& json) {
   return json.scaling() == RopeScaling::kDynamic && json.number("alpha", 0) != 0;
 }
 
-double stretched_base(const ConfigJson& config, const RopeJson& json, double base) {
+double stretched_base(const ConfigJson& config, const RopeValues& json, double base) {
   const double alpha = json.positive("alpha");
   const double size = head_size(config);
   require(size > 2, "{}: 'alpha' needs heads of more than 2 elements", json.where());
@@ -242,7 +155,7 @@ double stretched_base(const ConfigJson& config, const RopeJson& json, double bas
   return stretched;
 }
 
-double read_fraction(const ConfigJson& config, const RopeJson& json) {
+double read_fraction(const ConfigJson& config, const RopeValues& json) {
   const bool supported = config.family().has_key("partial_rotary_factor") || json.is_proportional();
   double fraction = 1.0;
   if (supported && !config.is_null("partial_rotary_factor")) {
@@ -266,7 +179,7 @@ bool is_interleaved(const ConfigJson& config) {
                   : config.family().interleaved;
 }
 
-RopeConfig read_one(const ConfigJson& config, const RopeJson& json) {
+RopeConfig read_one(const ConfigJson& config, const RopeValues& json) {
   RopeConfig rope;
   rope.base = read_base(config, json);
   rope.fraction = read_fraction(config, json);
@@ -278,6 +191,10 @@ RopeConfig read_one(const ConfigJson& config, const RopeJson& json) {
   }
   rope.scaling = json.scaling();
   if (rope.scaling == RopeScaling::kNone) return rope;
+  if (rope.scaling == RopeScaling::kLongRope) {
+    read_long_rope(config, json, rope);
+    return rope;
+  }
   if (rope.scaling != RopeScaling::kYarn || json.has("factor")) rope.factor = json.number("factor");
   if (rope.scaling == RopeScaling::kDynamic)
     rope.max_length = config.size("max_position_embeddings");
@@ -336,8 +253,8 @@ int64_t rotated_elements(const ConfigJson& config, double share) {
 /// One of DeepSeek-V4's two objects of rope parameters.
 RopeConfig read_rope_of(const ConfigJson& config, const char* type, int64_t rotated) {
   const json& all = config.value("rope_parameters");
-  const RopeJson json(all[type], fmt::format("{}: rope_parameters: {}", config.where(), type),
-                      config.family());
+  const RopeValues json(all[type], fmt::format("{}: rope_parameters: {}", config.where(), type),
+                        config.family());
   const double share = json.number("partial_rotary_factor", 1.0);
   require(rotated_elements(config, share) == rotated,
           "{}: 'partial_rotary_factor' is {}, by which {} elements of a head would be rotated, and "
@@ -355,7 +272,7 @@ RopeConfig read_flat_rope(const ConfigJson& config, bool compressed) {
   RopeConfig rope{.base = config.number(compressed ? "compress_rope_theta" : "rope_theta"),
                   .interleaved = true};
   if (compressed) {
-    const RopeJson json = rope_object(config);
+    const RopeValues json = rope_object(config);
     const double base = rope.base;
     rope = read_one(config, json);
     rope.base = base;
@@ -428,13 +345,19 @@ void read_rope(const ConfigJson& config, ModelConfig& model) {
 
 json write_rope(const RopeConfig& rope, const Family& family) {
   json values = {{"rope_theta", rope.base}};
-  for (const ScalingName& known : kScalings) {
-    if (known.scaling == rope.scaling) values["rope_type"] = known.name;
-  }
+  values["rope_type"] = rope_type_name(rope.scaling);
   if (family.gemma && rope.proportional) values["rope_type"] = "proportional";
   if (family.has_key("partial_rotary_factor") || (family.gemma && rope.proportional))
     values["partial_rotary_factor"] = rope.fraction;
   if (rope.scaling == RopeScaling::kNone) return values;
+  if (rope.scaling == RopeScaling::kLongRope) {
+    values.update({{"original_max_position_embeddings", rope.original_length},
+                   {"short_factor", rope.short_factors},
+                   {"long_factor", rope.long_factors},
+                   {"short_mscale", rotary_amplitude(rope, rope.original_length)},
+                   {"long_mscale", rotary_amplitude(rope, rope.original_length + 1)}});
+    return values;
+  }
   values["factor"] = rope.factor;
   if (rope.original_length > 0) {
     values["original_max_position_embeddings"] = rope.original_length;

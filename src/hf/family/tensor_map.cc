@@ -51,12 +51,18 @@ void MapBuilder::link_norm(const std::string& hf_name, int64_t size, const std::
   map_.links.back().offset = family_.gated_delta ? 1.0F : 0.0F;
 }
 
+void MapBuilder::link_state_norm(const std::string& hf_name, const std::string& own_name) {
+  link_norm(hf_name + ".weight", model_.hidden_size, own_name + ".weight");
+  if (model_.norm == NormKind::kLayer)
+    link_vector(hf_name + ".bias", model_.hidden_size, own_name + ".bias");
+}
+
 void MapBuilder::add_tables() {
   const Shape table{layout_.vocab_size, model_.hidden_size};
   const bool nemotron = family_.mamba == MambaRule::kNemotron;
   link(nemotron ? "backbone.embeddings.weight" : "model.embed_tokens.weight", table,
        "embedding.weight");
-  link_norm(fmt::format("{}.weight", family_.final_norm), model_.hidden_size, "final_norm.weight");
+  link_state_norm(std::string(family_.final_norm), "final_norm");
   const std::string head = fmt::format("{}.weight", family_.head_name);
   if (!model_.tie_embeddings) {
     head_ = map_.hf.size();
@@ -64,6 +70,8 @@ void MapBuilder::add_tables() {
   } else if (layout_.stored_tied_head) {
     map_.copies.emplace_back(add_hf(head, table), embedding_);
   }
+  if (model_.head_bias)
+    link_vector(fmt::format("{}.bias", family_.head_name), layout_.vocab_size, "head.bias");
   if (family_.deepseek_v4)
     add_streams("model.hc_head.hc_", "head_streams.", model_.residual_streams);
 }
@@ -72,8 +80,7 @@ void MapBuilder::add_single_layer(int64_t layer) {
   hf_ = fmt::format("backbone.layers.{}.", layer);
   own_ = layer_parameter_name(layer, "");
   layer_ = model_.of_layer(model_.layer_kind(layer));
-  const char* norm = model_.has_mixer(layer) ? "attn_norm.weight" : "mlp_norm.weight";
-  link_norm(hf_ + "norm.weight", model_.hidden_size, own_ + norm);
+  link_state_norm(hf_ + "norm", own_ + (model_.has_mixer(layer) ? "attn_norm" : "mlp_norm"));
   if (model_.is_mamba_layer(layer)) {
     add_mamba(hf_ + "mixer.");
   } else if (model_.has_mixer(layer)) {
@@ -91,10 +98,8 @@ void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
   layer_ = model_.of_layer(model_.layer_kind(layer));
   hashed_ = model_.is_hash_layer(layer);
   const auto& [first_norm, second_norm] = family_.layer_norms;
-  link_norm(fmt::format("{}{}.weight", hf_, first_norm), model_.hidden_size,
-            own_ + "attn_norm.weight");
-  link_norm(fmt::format("{}{}.weight", hf_, second_norm), model_.hidden_size,
-            own_ + "mlp_norm.weight");
+  link_state_norm(fmt::format("{}{}", hf_, first_norm), own_ + "attn_norm");
+  link_state_norm(fmt::format("{}{}", hf_, second_norm), own_ + "mlp_norm");
   add_out_norms();
   if (family_.deepseek_v4) {
     const int64_t count = (2 + model_.residual_streams) * model_.residual_streams;
@@ -128,9 +133,8 @@ void MapBuilder::add_layer(int64_t layer, const std::string& hf) {
 void MapBuilder::add_out_norms() {
   const auto& [of_attention, of_mlp] = family_.out_norms;
   if (of_attention.empty()) return;
-  const int64_t hidden = model_.hidden_size;
-  link_norm(fmt::format("{}{}.weight", hf_, of_attention), hidden, own_ + "attn_out_norm.weight");
-  link_norm(fmt::format("{}{}.weight", hf_, of_mlp), hidden, own_ + "mlp_out_norm.weight");
+  link_state_norm(fmt::format("{}{}", hf_, of_attention), own_ + "attn_out_norm");
+  link_state_norm(fmt::format("{}{}", hf_, of_mlp), own_ + "mlp_out_norm");
 }
 
 void MapBuilder::add_projection(const std::string& hf_name, const std::string& own_name,

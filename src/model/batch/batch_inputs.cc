@@ -101,7 +101,7 @@ int64_t BatchInputs::place(const PortContext& context, std::byte* block, Device*
                device};
     offset += align_up(experts.num_bytes());
   }
-  if (jitters(context.config.moe, context.shape)) token_numbers = next(Port::kTokenNumbers);
+  if (numbers_tokens(context.config.moe, context.shape)) token_numbers = next(Port::kTokenNumbers);
   if (takes_noise(context.config.moe, context.shape)) {
     router_jitter_ = context.config.moe.router_jitter;
     noise = {block == nullptr ? nullptr : block + offset,

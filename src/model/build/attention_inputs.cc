@@ -303,11 +303,11 @@ QueryKeyValue build_latent(LayerBuilder& builder, const AttentionShare& share, V
 RotarySpec rotary_spec(const LayerBuilder& builder) {
   const ModelConfig& config = builder.config;
   if (config.rotary_dim() == 0) return {};
+  const int64_t length = context_length(builder);
   return {.head_size = config.head_dim(),
           .interleaved = config.rope.interleaved,
-          .inverse_frequencies =
-              inverse_frequencies(config.rope, config.rotary_dim(), context_length(builder)),
-          .amplitude = static_cast<float>(rotary_amplitude(config.rope))};
+          .inverse_frequencies = inverse_frequencies(config.rope, config.rotary_dim(), length),
+          .amplitude = static_cast<float>(rotary_amplitude(config.rope, length))};
 }
 
 QueryKeyValue build_attention_inputs(LayerBuilder& builder, const AttentionShare& share,

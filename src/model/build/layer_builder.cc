@@ -7,6 +7,7 @@
 #include "ops/add/add.h"
 #include "ops/add_bias/add_bias.h"
 #include "ops/collective/collective.h"
+#include "ops/layer_norm/layer_norm.h"
 #include "ops/scale/scale.h"
 
 namespace tessera {
@@ -109,6 +110,14 @@ ValueId LayerBuilder::row_linear(const std::string& name, ValueId x, int64_t inn
 ValueId LayerBuilder::norm(const std::string& name, ValueId x, int64_t size, double eps) {
   const ValueId weight = f32_weight(name + ".weight", whole({size}));
   return program().add(make_rmsnorm(eps), {x, weight}, {name, name + ".rstd"})[0];
+}
+
+ValueId LayerBuilder::state_norm(const std::string& name, ValueId x) {
+  const int64_t size = config.hidden_size;
+  if (config.norm == NormKind::kRms) return norm(name, x, size, config.norm_eps);
+  const ValueId weight = f32_weight(name + ".weight", whole({size}));
+  const ValueId bias = f32_weight(name + ".bias", whole({size}));
+  return program().add1(make_layer_norm(config.norm_eps), {x, weight, bias}, name);
 }
 
 ValueId LayerBuilder::gather_tokens(ValueId x, const std::string& name) {

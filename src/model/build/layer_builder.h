@@ -100,6 +100,9 @@ struct LayerBuilder {
   /// Makes residual sums a + (W x + B A x) into (a + W x) + B A x: both products take an addend
   /// then, and with zeros in B the bits are those of a + W x.
   void sum_residuals_first();
+  /// The norm of hidden states x [.., hidden_size] with weights "<name>.weight" and, of a
+  /// LayerNorm, "<name>.bias".
+  ValueId state_norm(const std::string& name, ValueId x);
   /// RMSNorm with weight "<name>.weight" [size]: of whole rows of x, or of each head of that size.
   ValueId norm(const std::string& name, ValueId x, int64_t size, double eps);
   /// This rank's tokens to those of its tensor-parallel group.

@@ -8,6 +8,7 @@
 #include "ops/choose_token/choose_token.h"
 #include "ops/collective/collective.h"
 #include "ops/embedding/embedding.h"
+#include "ops/layer_norm/layer_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/linear_cross_entropy/vocab_lse.h"
@@ -19,6 +20,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr const char* kHeadBias = "head.bias";
 
 const char* head_weight_name(const ModelConfig& config) {
   return config.tie_embeddings ? "embedding.weight" : "head.weight";
@@ -34,6 +37,13 @@ WeightPlacement vocabulary_share(const ModelConfig& config, const StageGroups& g
           .frozen = config.lora.is_on()};
 }
 
+/// The same rows of a vector.
+WeightPlacement bias_share(const WeightPlacement& share) {
+  WeightPlacement own = share;
+  own.slice = Slice::of_rows({share.slice.global[0]}, share.slice.rows);
+  return own;
+}
+
 int64_t first_row(const WeightPlacement& placement) {
   return placement.slice.rows.empty() ? 0 : placement.slice.rows.front().begin;
 }
@@ -45,47 +55,93 @@ ValueId build_scaled(Program& program, ValueId x, double factor, const char* nam
 
 /// The final norm over hidden states, shared by the loss and the logits. What divides the logits
 /// divides what they are made of.
-ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hidden,
-                         int64_t depth) {
-  const ValueId weight =
-      program.add_weight(head_norm_name(depth), {DType::kF32, {config.hidden_size}});
-  const ValueId normed = program.add(make_rmsnorm(config.norm_eps), {hidden, weight},
-                                     {"final_normed", "final_norm.rstd"})[0];
+ValueId build_final_norm(const ModelConfig& config, ModelProgram& head, const StageGroups& groups,
+                         ValueId hidden, int64_t depth) {
+  Program& program = head.forward;
+  const auto vector = [&](const std::string& name) {
+    head.placements.emplace(name, WeightPlacement{.slice = Slice::whole({config.hidden_size}),
+                                                  .tp_copies = groups.tp->size(),
+                                                  .frozen = config.lora.is_on()});
+    return program.add_weight(name, {DType::kF32, {config.hidden_size}});
+  };
+  const ValueId weight = vector(head_norm_name(depth));
+  const ValueId normed =
+      config.norm == NormKind::kRms
+          ? program.add(make_rmsnorm(config.norm_eps), {hidden, weight},
+                        {"final_normed", "final_norm.rstd"})[0]
+          : program.add1(make_layer_norm(config.norm_eps),
+                         {hidden, weight, vector(head_norm_bias_name(depth))}, "final_normed");
   return build_scaled(program, normed, 1.0 / config.logits_divisor, "final_scaled");
 }
 
-/// The loss with the whole vocabulary on this rank.
-std::vector<ValueId> build_whole_loss(ModelProgram& head, const std::string& weight_name,
-                                      const std::vector<ValueId>& inputs, double softcap,
-                                      bool with_gradient) {
+/// What makes logits of a head's normed states.
+struct HeadWeights {
+  std::string name;  ///< of the matrix
+  ValueId weight = -1;
+  ValueId bias = -1;  ///< -1: none
+  int64_t first_row = 0;
+};
+
+/// This rank's rows of them.
+HeadWeights add_head_weights(const ModelConfig& config, DType dtype, const StageGroups& groups,
+                             ModelProgram& head) {
   Program& program = head.forward;
+  const WeightPlacement share = vocabulary_share(config, groups);
+  HeadWeights weights{.name = head_weight_name(config), .first_row = first_row(share)};
+  weights.weight = program.add_weight(weights.name, {dtype, share.slice.shape()});
+  head.placements.emplace(weights.name, share);
+  if (!config.head_bias) return weights;
+  const WeightPlacement of_bias = bias_share(share);
+  weights.bias = program.add_weight(kHeadBias, {DType::kF32, of_bias.slice.shape()});
+  head.placements.emplace(kHeadBias, of_bias);
+  return weights;
+}
+
+/// The loss with the whole vocabulary on this rank.
+std::vector<ValueId> build_whole_loss(ModelProgram& head, const ModelConfig& config, ValueId normed,
+                                      const HeadWeights& weights, bool with_gradient) {
+  Program& program = head.forward;
+  std::vector<ValueId> inputs = {normed, weights.weight, head.at(Port::kLabels),
+                                 head.at(Port::kLossScale)};
   CrossEntropySpec spec;
   spec.weighted = head.ports.has(Port::kTokenWeights);
-  spec.frozen = head.placements.at(weight_name).frozen;
-  spec.softcap = static_cast<float>(softcap);
+  spec.biased = config.head_bias;
+  spec.frozen = head.placements.at(weights.name).frozen;
+  spec.softcap = static_cast<float>(config.logit_softcap);
+  if (spec.weighted) inputs.push_back(head.at(Port::kTokenWeights));
+  if (spec.biased) inputs.push_back(weights.bias);
   if (!with_gradient)
     return program.add(make_linear_cross_entropy(spec), inputs, {"loss", "token_loss", "lse"});
-  const ValueId grad = program.add_accumulator("grad." + weight_name,
-                                               with_dtype(program.type(inputs[1]), DType::kF32));
-  head.accumulators.push_back({inputs[1], grad});
+  std::vector<ValueId> sums;
+  const auto add_sum = [&](ValueId weight) {
+    sums.push_back(program.add_accumulator("grad." + program.value(weight).name,
+                                           with_dtype(program.type(weight), DType::kF32)));
+    head.accumulators.push_back({weight, sums.back()});
+  };
+  add_sum(weights.weight);
+  if (spec.biased) add_sum(weights.bias);
   return program.add(make_linear_cross_entropy_fused(spec), inputs,
-                     {"loss", "token_loss", "grad_normed"}, {grad});
+                     {"loss", "token_loss", "grad_normed"}, sums);
 }
 
 /// The loss with the vocabulary spread over the tensor-parallel group: every rank finds statistics
 /// of its rows' logits for the group's tokens, and each finishes the loss of its own tokens.
 std::vector<ValueId> build_spread_loss(ModelProgram& head, const PortContext& context,
-                                       ValueId normed, ValueId weight, int64_t first) {
+                                       ValueId normed, const HeadWeights& weights) {
   Program& program = head.forward;
   const StageGroups& groups = context.groups;
   const ValueId labels = add_port(program, head.ports, Port::kGatheredLabels, context);
   const ValueId gathered =
       program.add1(make_all_gather(groups.tp), {normed}, "final_normed_gathered");
-  const auto statistics = program.add(
-      make_vocab_lse({.first_row = first,
-                      .vocab_size = context.config.vocab_size,
-                      .cut = {.softcap = static_cast<float>(context.config.logit_softcap)}}),
-      {gathered, weight, labels}, {"local_lse", "local_label_logit"});
+  const ModelConfig& config = context.config;
+  std::vector<ValueId> operands = {gathered, weights.weight, labels};
+  if (config.head_bias) operands.push_back(weights.bias);
+  const auto statistics =
+      program.add(make_vocab_lse({.first_row = weights.first_row,
+                                  .vocab_size = config.vocab_size,
+                                  .cut = {.softcap = static_cast<float>(config.logit_softcap),
+                                          .biased = config.head_bias}}),
+                  operands, {"local_lse", "local_label_logit"});
   std::vector<ValueId> inputs;
   for (const ValueId value : statistics) {
     inputs.push_back(
@@ -103,15 +159,12 @@ ValueId join_embedding(LayerBuilder& builder) {
   Program& program = builder.program();
   const int64_t size = builder.config.hidden_size;
   const ValueId embedding = builder.port(Port::kEmbedded);
-  const auto norm = [&](const std::string& name, ValueId x) {
-    return builder.norm(name, x, size, builder.config.norm_eps);
-  };
   const auto project = [&](const std::string& name, ValueId x) {
-    return builder.linear(name + "_proj", norm(name + "_norm", x), size, false,
+    return builder.linear(name + "_proj", builder.state_norm(name + "_norm", x), size, false,
                           name + "_projected");
   };
   ValueId state = builder.port(Port::kHidden);
-  if (builder.config.mtp_normed) state = norm("previous_norm", state);
+  if (builder.config.mtp_normed) state = builder.state_norm("previous_norm", state);
   const ValueId hidden = project("hidden", state);
   const ValueId embedded = project("embed", embedding);
   return program.add1(make_add(), {hidden, embedded}, "joined");
@@ -156,6 +209,10 @@ std::string head_norm_name(int64_t depth) {
   return depth == 0 ? "final_norm.weight" : fmt::format("mtp_heads.{}.norm.weight", depth - 1);
 }
 
+std::string head_norm_bias_name(int64_t depth) {
+  return depth == 0 ? "final_norm.bias" : fmt::format("mtp_heads.{}.norm.bias", depth - 1);
+}
+
 std::string layer_kind_name(LayerKind kind) {
   return fmt::format("{}{}{}layer", kind.mtp ? "mtp_" : "", mixer_name(kind), mlp_name(kind));
 }
@@ -168,9 +225,7 @@ ModelProgram build_layer(const ModelConfig& model, LayerKind kind, const BatchSh
   LayerBuilder builder{config, kind, shape, groups, layer, cache};
   const ValueId hidden = builder.port(Port::kHidden);
 
-  const auto norm = [&](const char* name, ValueId x) {
-    return builder.norm(name, x, config.hidden_size, config.norm_eps);
-  };
+  const auto norm = [&](const char* name, ValueId x) { return builder.state_norm(name, x); };
   const auto joining = [&](ValueId given, const char* norm_name, const char* name) {
     const ValueId normed = config.post_norms ? norm(norm_name, given) : given;
     return build_scaled(program, normed, config.residual_multiplier, name);
@@ -234,26 +289,14 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   Program& program = head.forward;
   const auto port = [&](Port which) { return add_port(program, head.ports, which, context); };
   const ValueId hidden = port(Port::kHidden);
-  const ValueId labels = port(Port::kLabels);
-  const ValueId scale = port(Port::kLossScale);
-  std::vector<ValueId> weights;
-  if (shape.weighted_tokens) weights.push_back(port(Port::kTokenWeights));
-  const ValueId normed =
-      build_final_norm(config, program, collapse_for_head(config, groups, head, hidden), depth);
-  const WeightPlacement share = vocabulary_share(config, groups);
-  const std::string name = head_weight_name(config);
-  const ValueId weight = program.add_weight(name, {shape.dtype, share.slice.shape()});
-  head.placements.emplace(head_norm_name(depth),
-                          WeightPlacement{.slice = Slice::whole({config.hidden_size}),
-                                          .tp_copies = groups.tp->size(),
-                                          .frozen = config.lora.is_on()});
-  head.placements.emplace(name, share);
-  std::vector<ValueId> inputs = {normed, weight, labels, scale};
-  inputs.insert(inputs.end(), weights.begin(), weights.end());
-  const auto outputs =
-      groups.tp->size() == 1
-          ? build_whole_loss(head, name, inputs, config.logit_softcap, with_gradient)
-          : build_spread_loss(head, context, normed, weight, first_row(share));
+  for (const Port needed : {Port::kLabels, Port::kLossScale}) port(needed);
+  if (shape.weighted_tokens) port(Port::kTokenWeights);
+  const ValueId normed = build_final_norm(config, head, groups,
+                                          collapse_for_head(config, groups, head, hidden), depth);
+  const HeadWeights weights = add_head_weights(config, shape.dtype, groups, head);
+  const auto outputs = groups.tp->size() == 1
+                           ? build_whole_loss(head, config, normed, weights, with_gradient)
+                           : build_spread_loss(head, context, normed, weights);
   head.ports.set(Port::kLoss, outputs[0]);
   head.ports.set(Port::kTokenLoss, outputs[1]);
   finish_ports(program, head.ports, context);
@@ -274,12 +317,14 @@ ModelProgram build_logits(const ModelConfig& config, const BatchShape& shape, in
     const ValueId rows = add_port(program, result.ports, Port::kChosenRows, context);
     hidden = program.add1(make_embedding(), {rows, hidden}, "chosen_hidden");
   }
-  const ValueId normed =
-      build_final_norm(config, program, collapse_for_head(config, groups, result, hidden), 0);
-  const ValueId weight = program.add_weight(head_weight_name(config),
-                                            {shape.dtype, {config.vocab_size, config.hidden_size}});
+  const ValueId normed = build_final_norm(config, result, groups,
+                                          collapse_for_head(config, groups, result, hidden), 0);
+  const HeadWeights weights = add_head_weights(config, shape.dtype, groups, result);
+  std::vector<ValueId> operands = {normed, weights.weight};
+  if (config.head_bias) operands.push_back(weights.bias);
   const bool caps = config.logit_softcap > 0;
-  ValueId logits = program.add1(make_linear(), {normed, weight}, caps ? "products" : "logits");
+  ValueId logits =
+      program.add1(make_linear(config.head_bias), operands, caps ? "products" : "logits");
   if (caps) logits = program.add1(make_softcap(config.logit_softcap), {logits}, "logits");
   result.ports.set(Port::kLogits, logits);
   if (chosen_rows > 0) {

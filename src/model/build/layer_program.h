@@ -37,6 +37,8 @@ inline constexpr std::string_view kPreviousNorm = "previous_norm.weight";
 inline constexpr std::string_view kHashTable = "moe.hash_table";
 /// The weight of the final norm (depth 0), or of that before the head of a predicted token.
 std::string head_norm_name(int64_t depth);
+/// Its bias, where it is a LayerNorm.
+std::string head_norm_bias_name(int64_t depth);
 
 /// Builds the program of the layers of one kind. What an MoE layer gives of its losses and counts
 /// is this rank's part: they add up to the micro-batch's over the ranks that share it, except

@@ -367,9 +367,7 @@ std::string describe_dispatcher(const ModelConfig& config, const StageGroups& gr
 
 ValueId build_moe(LayerBuilder& builder, ValueId state, ValueId normed) {
   const ModelConfig& config = builder.config;
-  const auto norm = [&](const char* name, ValueId x) {
-    return builder.norm(name, x, config.hidden_size, config.norm_eps);
-  };
+  const auto norm = [&](const char* name, ValueId x) { return builder.state_norm(name, x); };
   const bool separate = config.moe.separate_norms;
   const ValueId read = separate ? norm("moe.routed_norm", state) : normed;
   ValueId routed = build_routed_experts(builder, state, read);

@@ -295,8 +295,8 @@ bool in_replaying_moe(const Context& c) {
 bool in_telling_moe(const Context& c) {
   return in_moe(c) && c.shape.tells_routing;
 }
-bool in_jittered_moe(const Context& c) {
-  return in_moe(c) && jitters(c.config.moe, c.shape);
+bool in_numbering_moe(const Context& c) {
+  return in_moe(c) && numbers_tokens(c.config.moe, c.shape);
 }
 bool in_noisy_moe(const Context& c) {
   return in_moe(c) && takes_noise(c.config.of_layer(c.kind).moe, c.shape);
@@ -343,8 +343,9 @@ constexpr PortRule kRules[] = {
      "choices for own tokens; -1: the router's own", own_choices, in_replaying_moe},
     {Port::kOwnTokens, "own_tokens", kIn, "ids of own tokens", own_ids, in_hash_moe},
     {Port::kTokenNumbers, "token_numbers", kIn, "of own tokens in the step", token_numbers_type,
-     in_jittered_moe},
-    {Port::kNoise, "noise", kIn, "of the step and the layer (Jitter)", noise_type, in_noisy_moe},
+     in_numbering_moe},
+    {Port::kNoise, "noise", kIn, "of the step and the layer (ops/noise.h)", noise_type,
+     in_noisy_moe},
     {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_balanced_moe},
     {Port::kZLoss, "z_loss", kOut, "mean over own tokens", one_f32, in_moe},
     {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_balanced_moe},
@@ -512,7 +513,8 @@ bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {
     case BalanceTokens::kSequence:
       break;
   }
-  return groups.token_ranks() > 1 || config.moe.top_p < 1 || groups.policy.plans_contexts;
+  return groups.token_ranks() > 1 || config.moe.top_p < 1 || config.moe.draw_experts ||
+         groups.policy.plans_contexts;
 }
 
 bool shares_capacity(const MoeConfig& moe, const StageGroups& groups) {

@@ -242,9 +242,18 @@ inline bool jitters(const MoeConfig& moe, const BatchShape& shape) {
 inline bool evens_out(const MoeConfig& moe, const BatchShape& shape) {
   return moe.num_experts > 0 && moe.routing == Routing::kSinkhorn && shape.trains;
 }
+/// Whether experts are drawn: not where they are given, or go round-robin.
+inline bool draws_experts(const MoeConfig& moe, const BatchShape& shape) {
+  const bool given = moe.force_balanced || shape.replays_routing;
+  return moe.num_experts > 0 && moe.draw_experts && shape.trains && !given;
+}
+/// Whether a layer is told of Port::kTokenNumbers.
+inline bool numbers_tokens(const MoeConfig& moe, const BatchShape& shape) {
+  return jitters(moe, shape) || draws_experts(moe, shape);
+}
 /// Whether a layer is told of Port::kNoise.
 inline bool takes_noise(const MoeConfig& moe, const BatchShape& shape) {
-  return jitters(moe, shape) || evens_out(moe, shape);
+  return numbers_tokens(moe, shape) || evens_out(moe, shape);
 }
 /// Whether capacities are over the tokens of several ranks.
 bool shares_capacity(const MoeConfig& moe, const StageGroups& groups);

@@ -7,6 +7,7 @@
 #include "ops/jitter/jitter.h"
 #include "ops/router/router.h"
 #include "ops/sinkhorn/sinkhorn.h"
+#include "ops/sparse_mixer/sparse_mixer.h"
 #include "ops/top_p/top_p.h"
 #include "ops/zero_experts/zero_experts.h"
 
@@ -148,6 +149,24 @@ RoutedTokens cut_choices(LayerBuilder& builder, const RoutedTokens& all) {
   return {kept[TopP::kKeptProbs], kept[TopP::kKeptIdx]};
 }
 
+/// The probabilities that SparseMixer gives the router's choices, or those that it draws instead.
+RoutedTokens mix_choices(LayerBuilder& builder, ValueId logits, const RoutedTokens& chosen) {
+  const MoeConfig& moe = builder.config.moe;
+  if (moe.sparse_mixer == 0) return chosen;
+  Program& program = builder.program();
+  const SparseMixerSpec spec{.jitter = moe.sparse_mixer,
+                             .samples = draws_experts(moe, builder.shape)};
+  std::vector<ValueId> inputs = {logits, chosen.expert_idx_TK};
+  if (!spec.samples)
+    return {program.add1(make_sparse_mixer(spec), inputs, "mixed_probs"), chosen.expert_idx_TK};
+  inputs.push_back(builder.port(Port::kTokenNumbers));
+  inputs.push_back(builder.port(Port::kNoise));
+  const auto drawn =
+      program.add(make_sparse_mixer(spec), inputs, {"mixed_probs", "drawn_idx", "drawn_counts"});
+  builder.layer.ports.set(Port::kCounts, drawn[SparseMixer::kCounts]);
+  return {drawn[SparseMixer::kProbs], drawn[SparseMixer::kDrawnIdx]};
+}
+
 /// Probabilities times the factors of their experts.
 ValueId scale_by_expert(LayerBuilder& builder, const RoutedTokens& routing) {
   const ValueId scale =
@@ -195,6 +214,7 @@ RoutedTokens build_router(LayerBuilder& builder, ValueId tokens) {
     ports.set(Port::kChosenExperts, routed[RouterOutput::kExpertIdx]);
   RoutedTokens routing =
       cut_choices(builder, {routed[RouterOutput::kProbs], routed[RouterOutput::kExpertIdx]});
+  routing = mix_choices(builder, routed[RouterOutput::kLogits], routing);
   if (moe.expert_scale) routing.probs_TK = scale_by_expert(builder, routing);
   if (spread) build_spread_balance(builder, routed[RouterOutput::kLogits], routing.expert_idx_TK);
   return routing;

@@ -15,6 +15,7 @@
 #include "model/config/index_options.h"
 #include "model/config/limits.h"
 #include "model/config/mamba_options.h"
+#include "model/config/norm_options.h"
 #include "model/config/residual_options.h"
 #include "model/config/rope_options.h"
 #include "model/config/rotary.h"
@@ -30,9 +31,6 @@ int64_t round_up(int64_t value, int64_t multiple) {
 bool contains(const std::vector<int64_t>& layers, int64_t layer) {
   return std::ranges::find(layers, layer) != layers.end();
 }
-
-/// Beside a mean square: a larger one would hide it.
-constexpr Range kEpsilon = {.min = 0, .max = 1, .min_open = true};
 
 constexpr Range kMultiplier = {.min = kMinMultiplier, .max = kMaxMultiplier};
 
@@ -71,10 +69,6 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                   "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU; "
                   "swiglu_clamped: DeepSeek-V4's, silu(min(gate, 10)) * up with up from -10 to 10; "
                   "relu2: the square of ReLU");
-  schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
-  schema.add("model.post_norms", &config.post_norms,
-             "RMSNorm also behind attention and behind MLP or experts, before their sums with the "
-             "hidden states");
   schema.add("model.layer_scalars", &config.layer_scalars,
              "Each layer multiplies its hidden states by a number that is loaded and not trained, "
              "as Gemma 4 has it");
@@ -87,6 +81,7 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.logit_softcap", &config.logit_softcap,
              "c: logits become c * tanh(logit / c), as Gemma caps them; 0: they stay",
              between(0, kMaxMultiplier));
+  schema.add("model.head_bias", &config.head_bias, "A learnt bias of the head's logits");
   schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
   schema.add("model.padding_token", &config.padding_token,
              "Token whose embedding takes no gradient (PyTorch's padding_idx); -1: none",
@@ -117,7 +112,7 @@ void add_latent_options(ConfigSchema& schema, LatentConfig& latent) {
              between(2, kMaxWidth));
   schema.add("latent.value_size", &latent.value_size, "Size of a value head",
              between(1, kMaxWidth));
-  schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", kEpsilon);
+  schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", kEpsilonRange);
 }
 
 void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
@@ -176,7 +171,7 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.shared_gate", &moe.shared_gate,
              "Gate the shared expert by a sigmoid of the token");
   schema.add("moe.separate_norms", &moe.separate_norms,
-             "Routed experts and the shared one have RMSNorms of their own, of what they read and "
+             "Routed experts and the shared one have norms of their own, of what they read and "
              "of what they give");
   schema.add("moe.latent_size", &moe.latent_size,
              "Size to which tokens are projected for dispatch and routed experts (LatentMoE); 0: "
@@ -195,12 +190,6 @@ void validate_heads(const ModelConfig& config) {
           "same number of "
           "query heads",
           config.num_heads, config.kv_heads());
-}
-
-void validate_norms(const ModelConfig& config) {
-  require(!config.norm_after_rotation || config.qk_norm != QkNorm::kNone,
-          "model.norm_after_rotation says when queries and keys are normed, and model.qk_norm is "
-          "\"none\"; set it to \"head\" or \"all\"");
 }
 
 void validate_latent(const ModelConfig& config) {
@@ -450,6 +439,7 @@ ModelConfig without_adapters(ModelConfig config) {
 
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
+  add_norm_options(schema, config);
   add_residual_options(schema, config);
   add_attention_options(schema, config);
   add_rope_options(schema, config.rope, "rope");

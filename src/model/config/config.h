@@ -28,6 +28,12 @@ enum class Routing {
   kExpertChoice,
 };
 
+/// How hidden states are normed.
+enum class NormKind {
+  kRms,    ///< RMSNorm (ops/rmsnorm)
+  kLayer,  ///< LayerNorm with weight and bias (ops/layer_norm)
+};
+
 /// The tokens over which a model's balance loss compares experts.
 enum class BalanceTokens {
   kMicroBatch,
@@ -42,7 +48,7 @@ enum class CapacityScope {
   kSequence,     ///< all of the micro-batch, as on one rank
 };
 
-enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
+enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3, kLongRope };
 
 /// The rotary embedding. Scaled variants stretch a model trained on `original_length` tokens.
 struct RopeConfig {
@@ -56,8 +62,9 @@ struct RopeConfig {
   bool proportional = false;
   RopeScaling scaling = RopeScaling::kNone;
   double factor = 1.0;
-  int64_t max_length = 0;       ///< dynamic: beyond it the base grows with the sequence length
-  int64_t original_length = 0;  ///< yarn, llama3: the context that the model was trained for
+  int64_t max_length = 0;  ///< dynamic: beyond it the base grows with the sequence length
+  /// yarn, llama3, longrope: the context that the model was trained for
+  int64_t original_length = 0;
   double beta_fast = 32.0;      ///< yarn: turns in the original context above which nothing changes
   double beta_slow = 1.0;       ///< yarn: turns below which a frequency is divided by the factor
   bool truncate = true;         ///< yarn: whole indices as the borders of the ramp between them
@@ -66,6 +73,12 @@ struct RopeConfig {
   double mscale_all_dims = 0;   ///< yarn: also scales the scores of latent attention
   double low_frequency_factor = 1.0;   ///< llama3
   double high_frequency_factor = 4.0;  ///< llama3
+  /// longrope: what the frequency of each pair is divided by, of sequences within original_length,
+  /// and of those beyond it
+  std::vector<double> short_factors;
+  std::vector<double> long_factors;
+  double short_mscale = 0;  ///< longrope: amplitude within original_length; 0: derived of factor
+  double long_mscale = 0;   ///< longrope: amplitude beyond it
   bool operator==(const RopeConfig&) const = default;
 };
 
@@ -122,6 +135,11 @@ struct MoeConfig {
   double score_scale = 1.0;
   /// Probabilities multiply what routed experts read, not what they give (Llama 4).
   bool probs_on_input = false;
+  /// eps of SparseMixer (ops/sparse_mixer), which makes the probabilities instead: of each choice
+  /// by a softmax over those experts whose logits are near the best that is left; 0: off.
+  double sparse_mixer = 0.0;
+  /// In training its experts are drawn with these probabilities.
+  bool draw_experts = false;
   /// A learnt bias of the router's logits, unlike expert_bias also of the probabilities.
   bool router_bias = false;
   /// The router reads the layer's state by a norm of its own, divided by the root of its width,
@@ -238,6 +256,7 @@ struct ModelConfig {
   AttentionGate gate_function = AttentionGate::kSigmoid;
   bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias
   Activation activation = Activation::kSwiGLU;
+  NormKind norm = NormKind::kRms;
   double norm_eps = 1e-5;
   /// What attention and MLP or experts give is normed before it joins the hidden states (Gemma 2
   /// Technical Report: Gemma Team, 2024, table 1).
@@ -263,6 +282,7 @@ struct ModelConfig {
   int64_t temperature_length = 8192;
   double logits_divisor = 1.0;  ///< of the head's logits
   double logit_softcap = 0;     ///< c: logits become c · tanh(logit / c); 0: as they are
+  bool head_bias = false;       ///< a learnt bias of the head's logits
   bool tie_embeddings = true;
   /// A token whose embedding takes no gradient, as PyTorch's padding_idx; -1: none.
   int64_t padding_token = -1;

@@ -133,13 +133,18 @@ Saturating count_mlp(const ModelConfig& config, int64_t inner_size) {
          (config.mlp_bias ? first + config.hidden_size : Saturating(0));
 }
 
+/// Weights of a norm of hidden states.
+Saturating count_norm(const ModelConfig& config) {
+  return (config.norm == NormKind::kLayer ? 2 : 1) * Saturating(config.hidden_size);
+}
+
 /// Weights of a layer's router and of the norms around its experts.
 Saturating count_router(const ModelConfig& config) {
   const MoeConfig& moe = config.moe;
   const Saturating h = config.hidden_size;
   const int64_t for_each_output = (moe.router_bias ? 1 : 0) + (moe.expert_scale ? 1 : 0);
   return moe.router_outputs() * (h + for_each_output) + (moe.router_norm ? h : Saturating(0)) +
-         (moe.separate_norms ? 3 * h : Saturating(0));
+         (moe.separate_norms ? 3 * count_norm(config) : Saturating(0));
 }
 
 /// Weights of what residual streams are weighed by, so many logits a stream: by a part of a layer
@@ -167,7 +172,8 @@ int64_t count_fixed(const ModelConfig& config) {
 ParameterCount count_parameters(const ModelConfig& config) {
   const Saturating h = config.hidden_size;
   const int64_t width = config.is_gated() ? 3 : 2;
-  const Saturating tables = Saturating(config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
+  const Saturating tables = Saturating(config.tie_embeddings ? 1 : 2) * config.vocab_size * h +
+                            (config.head_bias ? config.vocab_size : 0);
   const Saturating dense = count_mlp(config, config.dense_inner_size());
   const Saturating expert_rows = count_expert_rows(config.moe);
   const Saturating expert_biases =
@@ -184,15 +190,16 @@ ParameterCount count_parameters(const ModelConfig& config) {
           : count_mlp(config, config.moe.shared_inner_size) + (config.moe.shared_gate ? h : 0);
   const Saturating router = count_router(config);
 
-  const Saturating norms = (config.post_norms ? 2 : 1) * h;  // of a part of a layer
+  const Saturating norm = count_norm(config);
+  const Saturating norms = (config.post_norms ? 2 : 1) * norm;  // of a part of a layer
 
   const Saturating of_streams = count_streams(config, config.residual_streams + 2);
-  Saturating total = tables + h + count_streams(config, 1);
+  Saturating total = tables + norm + count_streams(config, 1);
   Saturating active = total;
   for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     const bool moe = config.is_moe_layer(layer);
     // Two norms before the projections of state and embedding, and one before the head.
-    const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
+    const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * norm : Saturating(0);
     Saturating for_all_tokens = joining + (config.layer_scalars ? 1 : 0);
     if (config.has_mixer(layer))
       for_all_tokens += of_streams + norms + count_mixer(config, config.layer_kind(layer));

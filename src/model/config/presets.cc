@@ -172,8 +172,11 @@ constexpr PublishedShape kPublished[] = {
      "[model]\nvocab_size = 65536\n"},
     {"hunyuan-large", "Hunyuan-Large, MegaScale-MoE table 2", 64, 6400, 80, 8, 18304, 16, 1, false,
      "[model]\nvocab_size = 129024\n[moe]\nnormalize_top_k = false\n"},
-    {"phi-3.5-moe", "Phi-3.5-MoE shapes, MegaScale-MoE table 2", 32, 4096, 32, 8, 6400, 16, 2,
-     false, "[model]\nvocab_size = 32064\n"},
+    {"phi-3.5-moe", "Phi-3.5-MoE but for LongRoPE's factors (published configuration)", 32, 4096,
+     32, 8, 6400, 16, 2, false,
+     "[model]\nvocab_size = 32064\nnorm = \"layer\"\nhead_bias = true\nqkv_bias = true\n"
+     "output_bias = true\n[moe]\nsparse_mixer = 0.01\ndraw_experts = true\n"
+     "normalize_top_k = false\nrouter_jitter = 0.01\njitter_experts = true\n"},
     {"deepseekmoe-16b", "DeepSeekMoE 16B, MegaScale-MoE table 2", 28, 2048, 16, 16, 1408, 64, 6,
      false,
      "[model]\nvocab_size = 102400\ninner_size = 10944\n[moe]\nfirst_dense_layers = "

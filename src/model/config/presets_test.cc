@@ -33,6 +33,8 @@ TEST(Presets, HaveTheirPublishedSizes) {
   expect_size("deepseek-v3", 671e9, 37e9);
   expect_size("mixtral-8x7b", 46.7e9, 12.9e9);
   expect_size("qwen3-30b-a3b", 30.5e9, 3.3e9);
+  expect_size("phi-3.5-moe", 41.9e9, 6.6e9);
+  EXPECT_EQ(count_parameters(from_preset(find_preset("phi-3.5-moe"))).total, 41'873'153'344);
   // 671 and 37 are published, which leaves indexers out; of GLM-5 744 and 40.
   expect_size("deepseek-v3.2", 671.9e9, 38.4e9);
   expect_size("glm-5", 744e9, 41.7e9);

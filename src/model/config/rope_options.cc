@@ -6,6 +6,21 @@
 namespace tessera {
 namespace {
 
+/// Refuses factors that are not of every pair of so many.
+void validate_long_rope(const RopeConfig& rope, int64_t num_pairs, std::string_view section) {
+  require(rope.original_length > 1,
+          "{0}.scaling = \"longrope\" needs {0}.original_length above 1, found {1}", section,
+          rope.original_length);
+  const auto check = [&](const std::vector<double>& factors, const char* key) {
+    require(std::ssize(factors) == num_pairs,
+            "{0}.scaling = \"longrope\" needs {0}.{1} of {2} numbers, one for each pair of rotated "
+            "elements; it has {3}",
+            section, key, num_pairs, factors.size());
+  };
+  check(rope.short_factors, "short_factors");
+  check(rope.long_factors, "long_factors");
+}
+
 /// Refuses one rotation, of which `config.rope` is that of `section`.
 void validate_section(const ModelConfig& config, std::string_view section) {
   const RopeConfig& rope = config.rope;
@@ -45,6 +60,7 @@ void validate_section(const ModelConfig& config, std::string_view section) {
   needs(RopeScaling::kDynamic, "dynamic", rope.max_length, "max_length");
   needs(RopeScaling::kYarn, "yarn", rope.original_length, "original_length");
   needs(RopeScaling::kLlama3, "llama3", rope.original_length, "original_length");
+  if (rope.scaling == RopeScaling::kLongRope) validate_long_rope(rope, size / 2, section);
   require(rope.scaling != RopeScaling::kDynamic || size > 2,
           "{}.scaling = \"dynamic\" needs more than 2 rotated elements a head", section);
   require(rope.scaling != RopeScaling::kLlama3 ||
@@ -72,13 +88,15 @@ void add_rope_options(ConfigSchema& schema, RopeConfig& rope, std::string_view s
                    {"linear", RopeScaling::kLinear},
                    {"dynamic", RopeScaling::kDynamic},
                    {"yarn", RopeScaling::kYarn},
-                   {"llama3", RopeScaling::kLlama3}},
+                   {"llama3", RopeScaling::kLlama3},
+                   {"longrope", RopeScaling::kLongRope}},
                   "How the rotation is stretched to longer contexts");
   schema.add(key("factor"), &rope.factor, "By how much it is stretched", at_least(1));
   schema.add(key("max_length"), &rope.max_length,
              "dynamic: sequences beyond this length change the base", between(0, kMaxLength));
   schema.add(key("original_length"), &rope.original_length,
-             "yarn, llama3: context that the model was trained for first", between(0, kMaxLength));
+             "yarn, llama3, longrope: context that the model was trained for first",
+             between(0, kMaxLength));
   schema.add(key("beta_fast"), &rope.beta_fast,
              "yarn: frequencies with more turns in that context stay", above(0));
   schema.add(key("beta_slow"), &rope.beta_slow,
@@ -95,6 +113,18 @@ void add_rope_options(ConfigSchema& schema, RopeConfig& rope, std::string_view s
   schema.add(key("high_frequency_factor"), &rope.high_frequency_factor,
              "llama3: original context over the shortest wavelength that is interpolated",
              above(0));
+  schema.add(key("short_factors"), &rope.short_factors,
+             "longrope: what the frequency of each pair is divided by where no sequence is longer "
+             "than original_length",
+             {.min = kMinMultiplier, .max = kMaxMultiplier});
+  schema.add(key("long_factors"), &rope.long_factors, "longrope: the same where one may be longer",
+             {.min = kMinMultiplier, .max = kMaxMultiplier});
+  schema.add(key("short_mscale"), &rope.short_mscale,
+             "longrope: amplitude of rotated elements where no sequence is longer than "
+             "original_length; 0: sqrt(1 + ln(factor) / ln(original_length))",
+             between(0, kMaxMultiplier));
+  schema.add(key("long_mscale"), &rope.long_mscale, "longrope: the same where one may be longer",
+             between(0, kMaxMultiplier));
 }
 
 void validate_rope(const ModelConfig& config) {

@@ -50,6 +50,25 @@ void stop_rest(const RopeConfig& rope, int64_t head_size, std::vector<float>& fr
   std::fill(frequencies.begin() + static_cast<int64_t>(turning), frequencies.end(), 0.0F);
 }
 
+bool is_long(const RopeConfig& rope, int64_t sequence_length) {
+  return sequence_length > rope.original_length;
+}
+
+std::vector<float> long_rope_frequencies(const RopeConfig& rope, int64_t rotary_dim,
+                                         int64_t sequence_length) {
+  const std::vector<double>& factors =
+      is_long(rope, sequence_length) ? rope.long_factors : rope.short_factors;
+  std::vector<float> frequencies = default_inverse_frequencies(rotary_dim, rope.base);
+  for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= static_cast<float>(factors[i]);
+  return frequencies;
+}
+
+double long_rope_amplitude(const RopeConfig& rope, int64_t sequence_length) {
+  const double given = is_long(rope, sequence_length) ? rope.long_mscale : rope.short_mscale;
+  if (given > 0 || rope.factor <= 1) return given > 0 ? given : 1.0;
+  return std::sqrt(1 + std::log(rope.factor) / std::log(static_cast<double>(rope.original_length)));
+}
+
 float llama3_frequency(const RopeConfig& rope, double frequency) {
   const auto length = static_cast<double>(rope.original_length);
   const double turns = length * frequency / (2 * std::numbers::pi);
@@ -67,6 +86,8 @@ std::vector<float> inverse_frequencies(const RopeConfig& rope, int64_t rotary_di
   if (rope.scaling == RopeScaling::kDynamic)
     return dynamic_frequencies(rope, rotary_dim, sequence_length);
   if (rope.scaling == RopeScaling::kYarn) return yarn_frequencies(rope, rotary_dim);
+  if (rope.scaling == RopeScaling::kLongRope)
+    return long_rope_frequencies(rope, rotary_dim, sequence_length);
   std::vector<float> frequencies = default_inverse_frequencies(rotary_dim, rope.base);
   for (float& frequency : frequencies) {
     if (rope.scaling == RopeScaling::kLinear) frequency /= static_cast<float>(rope.factor);
@@ -80,7 +101,8 @@ double yarn_scale(double factor, double weight) {
   return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
 }
 
-double rotary_amplitude(const RopeConfig& rope) {
+double rotary_amplitude(const RopeConfig& rope, int64_t sequence_length) {
+  if (rope.scaling == RopeScaling::kLongRope) return long_rope_amplitude(rope, sequence_length);
   if (rope.scaling != RopeScaling::kYarn) return 1.0;
   if (rope.attention_factor > 0) return rope.attention_factor;
   if (rope.mscale > 0 && rope.mscale_all_dims > 0)

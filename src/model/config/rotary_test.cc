@@ -17,6 +17,17 @@ struct Case {
   double amplitude;
 };
 
+/// 64 tokens of 256.
+RopeConfig long_rope(double short_mscale, double long_mscale) {
+  return {.scaling = RopeScaling::kLongRope,
+          .factor = 4,
+          .original_length = 64,
+          .short_factors = {1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0},
+          .long_factors = {1.1, 1.5, 2.25, 4.0, 7.5, 12.0, 20.0, 31.0},
+          .short_mscale = short_mscale,
+          .long_mscale = long_mscale};
+}
+
 std::vector<Case> cases() {
   return {
       {"linear",
@@ -76,6 +87,18 @@ std::vector<Case> cases() {
        {1.0F, 0.244384587F, 0.0130422562F, 0.00395284733F, 0.00124999997F, 0.000395284733F,
         0.000125000006F, 3.95284733e-05F},
        1},
+      {"longrope within",
+       long_rope(1.25, 0),
+       64,
+       {1.0F, 0.301169306F, 0.0909090936F, 0.0252982229F, 0.00666666683F, 0.00158113893F,
+        0.00039999999F, 0.000105409257F},
+       1.25},
+      {"longrope beyond",
+       long_rope(1.25, 0),
+       65,
+       {0.909090877F, 0.210818499F, 0.0444444455F, 0.00790569466F, 0.00133333332F, 0.000263523165F,
+        4.99999987e-05F, 1.02008962e-05F},
+       1.1547005383792517},
   };
 }
 
@@ -86,7 +109,7 @@ TEST(Rotary, AgreesWithTransformers) {
     ASSERT_EQ(found.size(), c.frequencies.size());
     for (size_t i = 0; i < found.size(); ++i)
       EXPECT_NEAR(found[i] / c.frequencies[i], 1.0, 1e-6) << "pair " << i;
-    EXPECT_NEAR(rotary_amplitude(c.rope), c.amplitude, 1e-8);
+    EXPECT_NEAR(rotary_amplitude(c.rope, c.sequence_length), c.amplitude, 1e-8);
   }
 }
 

@@ -47,6 +47,35 @@ void validate_routing(const MoeConfig& moe) {
           name, moe.top_groups, moe.num_groups);
 }
 
+/// What makes other probabilities, or choices that are not the best logits.
+void validate_sparse_mixer(const MoeConfig& moe) {
+  if (moe.sparse_mixer == 0) {
+    require(!moe.draw_experts,
+            "moe.draw_experts draws with the probabilities of moe.sparse_mixer, which is 0; "
+            "Phi-3.5-MoE has 0.01");
+    return;
+  }
+  const auto refuse = [](bool is_set, std::string_view key, std::string_view why) {
+    require(!is_set, "moe.sparse_mixer with {}: {}", key, why);
+  };
+  refuse(moe.score != ScoreFunction::kSoftmax || moe.score_order != ScoreOrder::kBeforeTopK,
+         "moe.score or moe.score_order",
+         "probabilities are of softmaxes; set moe.score = \"softmax\" and moe.score_order = "
+         "\"before_top_k\"");
+  refuse(moe.normalize_top_k, "moe.normalize_top_k",
+         "each choice has a softmax of its own; set moe.normalize_top_k = false");
+  refuse(moe.score_scale != 1, "moe.score_scale", "probabilities are not scaled; leave it out");
+  refuse(moe.routing != Routing::kTopK, "moe.routing",
+         "a token takes the best logits that are left; set moe.routing = \"top_k\"");
+  refuse(moe.has_expert_bias(), "moe.expert_bias or moe.bias_update_speed",
+         "a choice that is not the best logit left would have a probability of 0; leave them out");
+  refuse(moe.top_groups < moe.num_groups, "moe.top_groups",
+         "a token chooses among all experts; set moe.top_groups and moe.num_groups to 1");
+  refuse(moe.top_p < 1, "moe.top_p", "its probabilities are no shares of 1; set moe.top_p = 1");
+  refuse(!moe.hash_layers.empty(), "moe.hash_layers",
+         "tables give experts whatever their logits; leave one of them out");
+}
+
 /// What says how many experts a token has, or how many tokens an expert.
 void validate_expert_choice(const MoeConfig& moe) {
   if (!moe.experts_choose()) return;
@@ -82,6 +111,12 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.probs_on_input", &moe.probs_on_input,
              "Probabilities multiply what routed experts read instead of what they give, as in "
              "Llama 4");
+  schema.add("moe.sparse_mixer", &moe.sparse_mixer,
+             "eps of SparseMixer, as Phi-3.5-MoE has it (0.01): each choice's probability is of a "
+             "softmax over the experts whose logits are within 2 eps of the best left; 0: off",
+             {.min = 0, .max = 1, .max_open = true});
+  schema.add("moe.draw_experts", &moe.draw_experts,
+             "moe.sparse_mixer in training: experts are drawn with their probabilities");
   schema.add("moe.router_bias", &moe.router_bias, "A learnt bias of the router's logits");
   schema.add("moe.router_norm", &moe.router_norm,
              "The router reads the layer's state by an RMSNorm of its own, divided by the root of "
@@ -154,6 +189,7 @@ void validate_router(const MoeConfig& moe) {
   validate_choice(moe);
   validate_routing(moe);
   validate_expert_choice(moe);
+  validate_sparse_mixer(moe);
 }
 
 void validate_hash_layers(const ModelConfig& config) {

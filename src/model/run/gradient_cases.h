@@ -308,6 +308,42 @@ inline std::vector<Case> gradient_cases() {
                   c.residual_multiplier = 0.7;
                   c.logit_softcap = 2;
                 }),
+      make_case("layer_norms",
+                [](ModelConfig& c) {
+                  c.norm = NormKind::kLayer;
+                  c.head_bias = true;
+                  c.qkv_bias = c.output_bias = true;
+                  c.moe.top_k = c.moe.num_experts;  // no step flips a choice
+                }),
+      make_case("layer_norms_behind_a_tied_head",
+                [](ModelConfig& c) {
+                  c.norm = NormKind::kLayer;
+                  c.post_norms = true;
+                  c.head_bias = c.tie_embeddings = true;
+                  c.logit_softcap = 2;
+                  c.moe.shared_inner_size = 12;
+                  c.moe.separate_norms = true;
+                }),
+      make_case("layer_norms_and_mtp",
+                [](ModelConfig& c) {
+                  c.norm = NormKind::kLayer;
+                  c.mtp_layers = 1;
+                  c.moe.top_k = c.moe.num_experts;
+                }),
+      make_case("sparse_mixer",
+                [](ModelConfig& c) {
+                  c.moe.sparse_mixer = 0.9;  // no step flips which experts count
+                  c.moe.top_k = c.moe.num_experts;
+                  c.moe.normalize_top_k = false;
+                }),
+      make_case("longrope_beyond_its_context",
+                [](ModelConfig& c) {
+                  c.rope.scaling = RopeScaling::kLongRope;
+                  c.rope.factor = 3;
+                  c.rope.original_length = 4;
+                  c.rope.short_factors = std::vector<double>(c.rotary_dim() / 2, 1.0);
+                  c.rope.long_factors = std::vector<double>(c.rotary_dim() / 2, 2.5);
+                }),
       make_case("experts_of_separate_norms",
                 [](ModelConfig& c) {
                   c.moe.shared_inner_size = 12;

@@ -116,6 +116,37 @@ TEST(RouterNoise, SinkhornKeepsItsChoiceInRecomputation) {
   testing::expect_same_gradients(*kept.rig, *again.rig, 0);
 }
 
+ModelConfig drawing_config() {
+  ModelConfig config = testing::tiny_config();
+  config.moe.sparse_mixer = 0.4;
+  config.moe.draw_experts = true;
+  config.moe.normalize_top_k = false;
+  return config;
+}
+
+TEST(RouterNoise, ExpertsAreDrawnInTrainingAlone) {
+  ModelConfig plain_config = drawing_config();
+  plain_config.moe.draw_experts = false;
+  const NoisyRun plain = run_with(plain_config, {});
+  const NoisyRun evaluated = run_with(drawing_config(), {});
+  EXPECT_EQ(evaluated.loss, plain.loss);
+  EXPECT_EQ(list_counts(evaluated), list_counts(plain));
+  const NoisyRun trained = run_with(drawing_config(), kNoise);
+  EXPECT_NE(trained.loss, plain.loss);
+  EXPECT_NE(list_counts(trained), list_counts(plain));
+  EXPECT_EQ(run_with(drawing_config(), kNoise).loss, trained.loss);
+  RouterNoise other_tokens = kNoise;
+  other_tokens.first_token = 0;
+  EXPECT_NE(run_with(drawing_config(), other_tokens).loss, trained.loss);
+}
+
+TEST(RouterNoise, DrawnExpertsAreKeptInRecomputation) {
+  const NoisyRun kept = run_with(drawing_config(), kNoise);
+  const NoisyRun again = run_with(drawing_config(), kNoise, {"all"});
+  EXPECT_EQ(kept.loss, again.loss);
+  testing::expect_same_gradients(*kept.rig, *again.rig, 0);
+}
+
 /// The loss along a random direction of each parameter against central differences, the noise being
 /// the same. All experts are chosen, so that no step changes the choice.
 TEST(RouterNoise, GradientsMatchFiniteDifferences) {

@@ -2,6 +2,7 @@
 // and writes the gradients over the logits in a second one, which finds them in the L2 cache.
 #include <cuda_bf16.h>
 
+#include "ops/cuda/column_sums.cuh"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx/fast_exp.cuh"
 #include "ops/cuda/short_kernel.cuh"
@@ -287,18 +288,50 @@ void launch(const HeadRows& rows, const HeadLosses& losses, const HeadGradients&
   }
 }
 
-__global__ void __launch_bounds__(kThreads) cap_logits_kernel(const HeadRows rows) {
+/// Of columns `at` to at + 3, of which those beyond the row's end have none.
+__device__ __forceinline__ float4 bias_at(const HeadRows& rows, int64_t at) {
+  float4 bias{};
+  if (rows.bias == nullptr) return bias;
+  bias.x = rows.bias[at];
+  if (at + 1 < rows.num_columns) bias.y = rows.bias[at + 1];
+  if (at + 2 < rows.num_columns) bias.z = rows.bias[at + 2];
+  if (at + 3 < rows.num_columns) bias.w = rows.bias[at + 3];
+  return bias;
+}
+
+__global__ void __launch_bounds__(kThreads) finish_logits_kernel(const HeadRows rows) {
   wait_for_earlier();
   let_next_begin_if_short();
   float* const row = rows.logits + blockIdx.x * rows.stride;
-  const float inverse = 1.0F / rows.softcap;
-  const auto capped = [&](float x) { return rows.softcap * tanhf(x * inverse); };
+  const bool caps = rows.softcap > 0;
+  const float inverse = caps ? 1.0F / rows.softcap : 0.0F;
+  const auto finished = [&](float x) { return caps ? rows.softcap * tanhf(x * inverse) : x; };
   for (int64_t at = threadIdx.x * 4; at < rows.num_columns; at += kStep) {
     float4* const values = reinterpret_cast<float4*>(row + at);
     const float4 v = *values;
-    *values = {capped(v.x), capped(v.y), capped(v.z), capped(v.w)};
+    const float4 bias = bias_at(rows, at);
+    *values = {finished(v.x + bias.x), finished(v.y + bias.y), finished(v.z + bias.z),
+               finished(v.w + bias.w)};
   }
 }
+
+/// The gradients of logits, in rows `stride` elements apart, which have room for whole vectors.
+template <typename T, int kWidth>
+struct LogitGradients {
+  using Loaded = Pack<T, kWidth>;
+
+  const T* rows;
+  int64_t stride;
+
+  __device__ __forceinline__ Loaded load(int64_t row, int64_t column) const {
+    return load_pack<kWidth>(rows + row * stride + column);
+  }
+  __device__ __forceinline__ void add(const Loaded& loaded, Floats<kWidth>& sums) const {
+    const Floats<kWidth> terms = to_floats(loaded);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sums[i] += terms[i];
+  }
+};
 
 constexpr int kSumThreads = 1024;
 
@@ -334,9 +367,21 @@ __global__ void copy_rows_kernel(const HeadCopy copy) {
 
 }  // namespace
 
-void launch_head_cap(const HeadRows& rows, cudaStream_t stream) {
+void launch_head_finish(const HeadRows& rows, cudaStream_t stream) {
   if (rows.num_rows == 0) return;
-  launch_early(cap_logits_kernel, {static_cast<unsigned>(rows.num_rows), kThreads}, stream, rows);
+  launch_early(finish_logits_kernel, {static_cast<unsigned>(rows.num_rows), kThreads}, stream,
+               rows);
+}
+
+void launch_head_bias_gradient(const HeadRows& rows, Accumulator accumulator, float* partials,
+                               int num_sms, cudaStream_t stream) {
+  with_type(rows.dtype, [&]<typename T>() {
+    constexpr int kWidth = kVectorWidth<T>;
+    constexpr int64_t kWords = sizeof(float) / sizeof(T);
+    launch_sum_columns<kWidth>(
+        LogitGradients<T, kWidth>{reinterpret_cast<const T*>(rows.logits), rows.stride * kWords},
+        {.bound = rows.num_rows}, rows.num_columns, accumulator, partials, num_sms, stream);
+  });
 }
 
 void launch_head_losses(const HeadRows& rows, const HeadLosses& losses, cudaStream_t stream) {

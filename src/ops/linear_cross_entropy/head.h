@@ -15,16 +15,19 @@ struct HeadRange {
   int64_t count = 0;
 };
 
-/// Where the gradient of the weight is added up, F32 [V, H]; null where it is not wanted.
+/// Where the gradients of the weight, F32 [V, H], and of the bias, F32 [V], are added up; null
+/// where they are not wanted.
 struct HeadWeightGradient {
   Tensor sum;
+  Tensor bias_sum;
   bool is_unset = false;  ///< the first tokens' part is written rather than added
 };
 
-/// The rows of the vocabulary that a weight holds.
+/// The rows of the vocabulary that a weight holds, and their bias.
 struct VocabularyPart {
   int64_t first_row = 0;
-  int64_t vocab_size = 0;  ///< of the whole vocabulary
+  int64_t vocab_size = 0;       ///< of the whole vocabulary
+  const float* bias = nullptr;  ///< null: none
 };
 
 /// What a row's logits' gradients are made of: exp(logit - lse) · coef, and `at_label` more where
@@ -50,7 +53,7 @@ class Head {
   HeadRange block_at(int64_t first) const;
   bool is_ignored(int64_t token) const;
 
-  /// logits = x[rows] · weight[cols]ᵀ, capped, into the block's place.
+  /// logits = x[rows] · weight[cols]ᵀ + bias[cols], capped, into the block's place.
   void multiply_logits(HeadRange rows, HeadRange cols) const;
   /// Replaces the block's logits by exp(logit - block maximum); keeps maxima, sums and the labels'
   /// logits.
@@ -77,7 +80,7 @@ class Head {
   template <typename OfRow>
   void grad_from_logits(HeadRange rows, HeadRange cols, const OfRow& of_row) const;
   /// dx[rows] += grad · weight[cols], where the first block sets and the last one stores;
-  /// weight.sum[cols] += gradᵀ · x[rows].
+  /// weight.sum[cols] += gradᵀ · x[rows], and bias_sum[cols] the columns' sums of grad.
   void multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
                           const HeadWeightGradient& weight) const;
 
@@ -91,8 +94,9 @@ class Head {
   void sum_parts(HeadRange rows, int64_t row, const Tensor& dx) const;
 
  private:
-  /// Replaces the block's logits by cap · tanh(logit / cap).
-  void cap_logits(HeadRange rows, HeadRange cols) const;
+  /// Adds the bias to a block's products, where there is one, and caps them.
+  void finish_logits(HeadRange rows, HeadRange cols) const;
+  void add_to_bias(HeadRange rows, HeadRange cols, const HeadWeightGradient& weight) const;
   /// sum[rows of the chunk] = or += grad · weight[cols].
   void multiply_to_dx(HeadRange rows, HeadRange cols, float* sum, bool accumulate) const;
   void multiply_to_weight(HeadRange rows, HeadRange cols, const HeadWeightGradient& weight) const;
@@ -132,6 +136,7 @@ class Head {
   HeadNeeds needs_;
   HeadWorkspace layout_;
   int64_t first_row_;
+  const float* bias_;
   Tensor x_;
   Tensor weight_;
   const int32_t* labels_;

@@ -17,6 +17,25 @@ HeadRange range_at(int64_t first, int64_t step, int64_t end) {
   return {first, std::min(step, end - first)};
 }
 
+/// to += from.
+void add_row(float* to, const float* from, int64_t count) {
+  simd::for_each_vector(count, [=](int64_t i, auto lanes) {
+    simd::store(to + i, simd::load(to + i, lanes) + simd::load(from + i, lanes), lanes);
+  });
+}
+
+/// sums = or, where `accumulate`, += the sums of columns of rows [count, cols] that lie `stride`
+/// elements apart, from the first row to the last.
+template <typename A>
+void sum_columns(const A* rows, int64_t count, int64_t stride, int64_t cols, bool accumulate,
+                 float* sums) {
+  simd::for_each_vector(cols, [=](int64_t i, auto lanes) {
+    simd::Vec total{};
+    for (int64_t row = 0; row < count; ++row) total += simd::load(rows + row * stride + i, lanes);
+    simd::store(sums + i, accumulate ? simd::load(sums + i, lanes) + total : total, lanes);
+  });
+}
+
 }  // namespace
 
 Head::Head(const KernelArgs& args, const HeadSizes& sizes, const HeadNeeds& needs,
@@ -25,6 +44,7 @@ Head::Head(const KernelArgs& args, const HeadSizes& sizes, const HeadNeeds& need
       needs_(needs),
       layout_(sizes_, needs),
       first_row_(part.first_row),
+      bias_(part.bias),
       x_(args.in(HeadOperands::kX)),
       weight_(args.in(HeadOperands::kWeight)),
       labels_(args.in(HeadOperands::kLabels).as<int32_t>()),
@@ -74,16 +94,18 @@ void Head::multiply_logits(HeadRange rows, HeadRange cols) const {
         .c = logits(rows, cols),
         .ldc = cols.count,
         .input_type = x_.dtype});
-  if (sizes_.softcap > 0) cap_logits(rows, cols);
+  if (sizes_.softcap > 0 || bias_ != nullptr) finish_logits(rows, cols);
 }
 
-void Head::cap_logits(HeadRange rows, HeadRange cols) const {
+void Head::finish_logits(HeadRange rows, HeadRange cols) const {
   float* block = logits(rows, cols);
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows.count; ++row) {
     float* own = block + row * cols.count;
-    map_row(own, own, cols.count,
-            [this](simd::Vec values) { return capped_softly(values, sizes_.softcap); });
+    if (bias_ != nullptr) add_row(own, bias_ + cols.first, cols.count);
+    if (sizes_.softcap > 0)
+      map_row(own, own, cols.count,
+              [this](simd::Vec values) { return capped_softly(values, sizes_.softcap); });
   }
 }
 
@@ -170,8 +192,23 @@ void Head::multiply_to_dx(HeadRange rows, HeadRange cols, float* sum, bool accum
         .accumulate = accumulate});
 }
 
+void Head::add_to_bias(HeadRange rows, HeadRange cols, const HeadWeightGradient& weight) const {
+  if (!weight.bias_sum) return;
+  float* const sums = weight.bias_sum.as<float>() + cols.first;
+  const bool accumulate = !weight.is_unset || rows.first > 0;
+  const void* const grads = grad_logits(rows, cols);
+  if (narrow()) {
+    sum_columns(static_cast<const Bf16*>(grads), rows.count, grad_stride(cols), cols.count,
+                accumulate, sums);
+  } else {
+    sum_columns(static_cast<const float*>(grads), rows.count, grad_stride(cols), cols.count,
+                accumulate, sums);
+  }
+}
+
 void Head::multiply_to_weight(HeadRange rows, HeadRange cols,
                               const HeadWeightGradient& weight) const {
+  add_to_bias(rows, cols, weight);
   if (!weight.sum) return;
   gemm({.transpose_a = true,
         .m = cols.count,

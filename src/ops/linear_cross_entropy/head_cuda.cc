@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/cuda/column_sums.h"
+#include "ops/cuda/context.h"
 #include "ops/cuda/matrix_product.h"
 #include "ops/workspace.h"
 
@@ -16,7 +18,8 @@ int64_t scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec&
                       bool makes_gradients) {
   const HeadCut cut(inputs[HeadOperands::kX].shape, inputs[HeadOperands::kWeight].shape, spec);
   return HeadScratch(cut, inputs[HeadOperands::kX].dtype,
-                     makes_gradients && inputs[HeadOperands::kX].ragged())
+                     makes_gradients && inputs[HeadOperands::kX].ragged(),
+                     makes_gradients && spec.biased)
       .num_bytes;
 }
 
@@ -29,10 +32,11 @@ HeadCut::HeadCut(const Shape& x, const Shape& weight, const CrossEntropySpec& sp
   chunk = std::min(T, std::max({by_memory / kMinRows * kMinRows, kMinRows, spec.chunk_tokens}));
 }
 
-HeadScratch::HeadScratch(const HeadCut& cut, DType type, bool copies_x) {
+HeadScratch::HeadScratch(const HeadCut& cut, DType type, bool copies_x, bool sums_bias) {
   WorkspaceLayout layout;
   logits = layout.add<float>(cut.chunk * cut.stride);
   if (copies_x) x = layout.add<std::byte>(cut.chunk * cut.H * dtype_size(type));
+  if (sums_bias) partials = layout.add<std::byte>(column_sums_bytes(cut.V));
   num_bytes = layout.num_bytes();
 }
 
@@ -44,14 +48,14 @@ int64_t gradients_scratch_bytes(std::span<const ValueType> inputs, const CrossEn
   return scratch_bytes(inputs, spec, true);
 }
 
-Head::Head(const KernelArgs& args, const CrossEntropySpec& spec, int64_t first_column,
-           int64_t vocab_size, bool makes_gradients)
+Head::Head(const KernelArgs& args, const CrossEntropySpec& spec, const VocabularyPart& part,
+           bool makes_gradients)
     : args_(args),
       cut_(args.in(HeadOperands::kX).shape, args.in(HeadOperands::kWeight).shape, spec),
       scratch_(cut_, args.in(HeadOperands::kX).dtype,
-               makes_gradients && args.in_extent(HeadOperands::kX) != nullptr),
-      first_column_(first_column),
-      vocab_size_(vocab_size),
+               makes_gradients && args.in_extent(HeadOperands::kX) != nullptr,
+               makes_gradients && spec.biased),
+      part_(part),
       x_(args.in(HeadOperands::kX)),
       weight_(args.in(HeadOperands::kWeight)) {
   ensure(cut_.V <= kMaxColumns, "a vocabulary of {}: its columns are counted in 32 bits", cut_.V);
@@ -65,9 +69,10 @@ HeadRows Head::multiply_logits(int64_t first_token) const {
                       .first_token = first_token,
                       .extent = args_.in_extent(HeadOperands::kX),
                       .labels = args_.in(HeadOperands::kLabels).as<int32_t>(),
-                      .first_column = first_column_,
-                      .vocab_size = vocab_size_,
+                      .first_column = part_.first_row,
+                      .vocab_size = part_.vocab_size,
                       .ignored = kIgnoredLabel,
+                      .bias = part_.bias,
                       .softcap = cut_.softcap,
                       .dtype = x_.dtype};
   multiply(args_, {.transpose_b = true,
@@ -82,7 +87,7 @@ HeadRows Head::multiply_logits(int64_t first_token) const {
                    .ldc = cut_.stride,
                    .input_type = x_.dtype,
                    .output_type = DType::kF32});
-  if (rows.softcap > 0) launch_head_cap(rows, stream_of(args_));
+  if (rows.softcap > 0 || rows.bias != nullptr) launch_head_finish(rows, stream_of(args_));
   return rows;
 }
 
@@ -100,6 +105,14 @@ const void* Head::finite_rows(const HeadRows& rows) const {
   return copy;
 }
 
+void Head::add_to_bias(const HeadRows& rows) const {
+  if (part_.bias_gradient == nullptr) return;
+  launch_head_bias_gradient(
+      rows, {.sums = part_.bias_gradient, .sets = args_.set_accumulators && rows.first_token == 0},
+      workspace_part<float>(args_.workspace, scratch_.partials), context_of(args_).num_sms(),
+      stream_of(args_));
+}
+
 void Head::multiply_gradients(const HeadRows& rows, const Tensor& dx, const Tensor& dweight) const {
   const int64_t stride = cut_.stride * (is_low_precision(rows.dtype) ? 2 : 1);
   multiply(args_, {.m = rows.num_rows,
@@ -113,6 +126,7 @@ void Head::multiply_gradients(const HeadRows& rows, const Tensor& dx, const Tens
                    .ldc = cut_.H,
                    .input_type = x_.dtype,
                    .output_type = x_.dtype});
+  add_to_bias(rows);
   if (!dweight) return;
   multiply(args_, {.transpose_a = true,
                    .m = cut_.V,

@@ -24,12 +24,22 @@ struct HeadCut {
 
 /// Byte offsets of the scratch memory. The logits' gradients take the logits' place.
 struct HeadScratch {
-  int64_t logits = 0;  ///< F32 [chunk, stride]
-  int64_t x = 0;       ///< A [chunk, H], where rows beyond a ragged extent must be zero
+  int64_t logits = 0;    ///< F32 [chunk, stride]
+  int64_t x = 0;         ///< A [chunk, H], where rows beyond a ragged extent must be zero
+  int64_t partials = 0;  ///< F32, of the bias's gradient
   int64_t num_bytes = 0;
 
-  HeadScratch(const HeadCut& cut, DType type, bool copies_x);
+  HeadScratch(const HeadCut& cut, DType type, bool copies_x, bool sums_bias);
 };
+
+/// The rows of the vocabulary that a weight holds, and where their bias and its gradient are.
+struct VocabularyPart {
+  int64_t first_row = 0;
+  int64_t vocab_size = 0;          ///< of the whole vocabulary
+  const float* bias = nullptr;     ///< null: none
+  float* bias_gradient = nullptr;  ///< null: not wanted
+};
+
 /// The scratch memory of a kernel that finds losses alone, and of one that makes gradients.
 int64_t losses_scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec);
 int64_t gradients_scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec);
@@ -38,26 +48,27 @@ int64_t gradients_scratch_bytes(std::span<const ValueType> inputs, const CrossEn
 /// see Head for the CPU's.
 class Head {
  public:
-  Head(const KernelArgs& args, const CrossEntropySpec& spec, int64_t first_column,
-       int64_t vocab_size, bool makes_gradients);
+  Head(const KernelArgs& args, const CrossEntropySpec& spec, const VocabularyPart& part,
+       bool makes_gradients);
 
   const HeadCut& cut() const { return cut_; }
   /// The chunk that begins at a token, with its logits, capped.
   HeadRows multiply_logits(int64_t first_token) const;
-  /// dx[rows] = gradients · weight and dweight += gradientsᵀ · x[rows], unless it is null; the
-  /// first chunk writes dweight where the accumulators are unset.
+  /// dx[rows] = gradients · weight, dweight += gradientsᵀ · x[rows], unless it is null, and the
+  /// bias's gradient += gradients' sums; the first chunk writes these where the accumulators are
+  /// unset.
   void multiply_gradients(const HeadRows& rows, const Tensor& dx, const Tensor& dweight) const;
 
  private:
   /// x's rows of a chunk, in which no row is garbage.
   const void* finite_rows(const HeadRows& rows) const;
+  void add_to_bias(const HeadRows& rows) const;
   int64_t row_bytes() const { return cut_.H * dtype_size(x_.dtype); }
 
   const KernelArgs& args_;
   HeadCut cut_;
   HeadScratch scratch_;
-  int64_t first_column_;
-  int64_t vocab_size_;
+  VocabularyPart part_;
   Tensor x_;
   Tensor weight_;
 };

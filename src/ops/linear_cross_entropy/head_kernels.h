@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/cuda/column_sums.h"
 
 namespace tessera::cuda {
 
@@ -20,13 +21,14 @@ struct HeadRows {
   const int32_t* labels = nullptr;  ///< of all tokens
   int64_t first_column = 0;         ///< of the whole vocabulary
   int64_t vocab_size = 0;
-  int32_t ignored = 0;        ///< the label of a token without one
-  float softcap = 0;          ///< c: logits are c · tanh(product / c); 0: the products
+  int32_t ignored = 0;          ///< the label of a token without one
+  const float* bias = nullptr;  ///< of the columns that are here, F32 [num_columns]; null: none
+  float softcap = 0;          ///< c: logits are c · tanh(sum / c) of product and bias; 0: the sums
   DType dtype = DType::kF32;  ///< the type of x and of the gradients
 };
 
-/// Makes products into capped logits, of a softcap above 0.
-void launch_head_cap(const HeadRows& rows, cudaStream_t stream);
+/// Makes products into logits: adds the bias, where there is one, and caps the sum.
+void launch_head_finish(const HeadRows& rows, cudaStream_t stream);
 
 /// What is found of each token, indexed over all tokens; null where it is not wanted. A token whose
 /// label is outside the whole vocabulary and not `ignored` gets a NaN loss and label_logit.
@@ -56,6 +58,11 @@ void launch_head_gradients(const HeadRows& rows, const HeadGradients& gradients,
 /// Both in one run over the logits.
 void launch_head_fused(const HeadRows& rows, const HeadLosses& losses,
                        const HeadGradients& gradients, cudaStream_t stream);
+
+/// Adds the sums over a chunk's rows of the logits' gradients, which stand in their place, to the
+/// accumulator [num_columns]; `partials` has column_sums_bytes(num_columns).
+void launch_head_bias_gradient(const HeadRows& rows, Accumulator accumulator, float* partials,
+                               int num_sms, cudaStream_t stream);
 
 /// *loss = *scale · Σ token_weight · token_loss, summed in double in an order given by the number
 /// of tokens.

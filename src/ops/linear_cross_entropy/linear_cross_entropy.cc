@@ -17,6 +17,11 @@ ValueType per_token(const ValueType& x) {
   return type;
 }
 
+/// F32 [V], V as of the weight.
+ValueType per_word(const ValueType& weight) {
+  return {.dtype = DType::kF32, .shape = {weight.shape[0]}};
+}
+
 const ValueType kScalar = {.dtype = DType::kF32, .shape = {1}};
 
 }  // namespace
@@ -44,12 +49,13 @@ CrossEntropyOperator::CrossEntropyOperator(const CrossEntropySpec& spec) : spec_
 std::string CrossEntropyOperator::attributes() const {
   return fmt::format("chunk_tokens={} block_vocab={}{}{}", spec_.chunk_tokens, spec_.block_vocab,
                      spec_.softcap > 0 ? fmt::format(" softcap={}", spec_.softcap) : "",
-                     spec_.weighted ? " weighted" : "");
+                     spec_.weighted ? " weighted" : "") +
+         (spec_.biased ? " biased" : "");
 }
 
 void CrossEntropyOperator::check_inputs(std::span<const ValueType> inputs,
                                         size_t num_inputs) const {
-  const size_t all_inputs = num_inputs + (spec_.weighted ? 1 : 0);
+  const size_t all_inputs = num_inputs + (spec_.weighted ? 1 : 0) + (spec_.biased ? 1 : 0);
   check_shape(*this, inputs.size() == all_inputs, "takes {} inputs, got {}", all_inputs,
               inputs.size());
   const ValueType& x = inputs[kX];
@@ -67,9 +73,13 @@ void CrossEntropyOperator::check_inputs(std::span<const ValueType> inputs,
               inputs[kLabels].to_string());
   check_shape(*this, inputs[kScale] == kScalar, "scale must be f32 [1], got {}",
               inputs[kScale].to_string());
+  if (spec_.biased) {
+    check_shape(*this, inputs.back() == per_word(weight), "the bias must be {}, got {}",
+                per_word(weight).to_string(), inputs.back().to_string());
+  }
   if (!spec_.weighted) return;
-  check_shape(*this, inputs.back() == per_token(x), "token_weights must be {}, got {}",
-              per_token(x).to_string(), inputs.back().to_string());
+  check_shape(*this, inputs[num_inputs] == per_token(x), "token_weights must be {}, got {}",
+              per_token(x).to_string(), inputs[num_inputs].to_string());
 }
 
 Cost CrossEntropyOperator::product_cost(int num_products, std::span<const ValueType> inputs,
@@ -101,8 +111,14 @@ void LinearCrossEntropy::differentiate(GradientBuilder& builder) const {
     ensure(!builder.needs_grad(kTokenWeights), "linear_cross_entropy: weights have no gradient");
     inputs.push_back(builder.input(kTokenWeights));
   }
+  std::vector<int> accumulators = {kWeight};
+  if (spec().biased) {
+    const auto bias = static_cast<int>(input_set().position(kBias));
+    inputs.push_back(builder.input(bias));
+    accumulators.push_back(bias);
+  }
   const std::vector<ValueId> grads =
-      builder.emit(std::make_shared<LinearCrossEntropyBackward>(spec()), inputs, {kWeight});
+      builder.emit(std::make_shared<LinearCrossEntropyBackward>(spec()), inputs, accumulators);
   if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[LinearCrossEntropyBackward::kGradX]);
 }
 
@@ -112,7 +128,9 @@ std::vector<ValueType> LinearCrossEntropyBackward::infer(std::span<const ValueTy
               per_token(inputs[kX]).to_string(), inputs[kForwardLse].to_string());
   check_shape(*this, inputs[kGradLoss] == kScalar, "grad_loss must be f32 [1], got {}",
               inputs[kGradLoss].to_string());
-  return {inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
+  std::vector<ValueType> outputs = {inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
+  if (spec().biased) outputs.push_back(per_word(inputs[kWeight]));
+  return outputs;
 }
 
 Cost LinearCrossEntropyBackward::cost(std::span<const ValueType> inputs,
@@ -122,7 +140,10 @@ Cost LinearCrossEntropyBackward::cost(std::span<const ValueType> inputs,
 
 std::vector<ValueType> LinearCrossEntropyFused::infer(std::span<const ValueType> inputs) const {
   check_inputs(inputs, 4);
-  return {kScalar, per_token(inputs[kX]), inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
+  std::vector<ValueType> outputs = {kScalar, per_token(inputs[kX]), inputs[kX],
+                                    with_dtype(inputs[kWeight], DType::kF32)};
+  if (spec().biased) outputs.push_back(per_word(inputs[kWeight]));
+  return outputs;
 }
 
 Cost LinearCrossEntropyFused::cost(std::span<const ValueType> inputs,

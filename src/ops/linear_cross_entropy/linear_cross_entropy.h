@@ -25,7 +25,8 @@ struct CrossEntropySpec {
   std::optional<CrossEntropyParts> parts = default_parts();  ///< of the fused operator
   /// c: logits become c · tanh(logit / c), as Gemma caps them; 0: they stay.
   float softcap = 0;
-  bool weighted = false;  ///< each token's loss counts by a weight, the last input
+  bool weighted = false;  ///< each token's loss counts by a weight, kTokenWeights
+  bool biased = false;    ///< logits have a bias F32 [V], the last input
   bool frozen = false;    ///< nobody wants dweight, which is then bound to nothing; for costs alone
 
   /// 512, or 4096 on a CPU with tile registers, whose products of smaller blocks end too soon.
@@ -55,7 +56,8 @@ class CrossEntropyOperator : public Operator {
 
  protected:
   /// Checks x A [T, H], weight A [V, H], labels I32 [T] and scale F32 [1], the first four inputs,
-  /// and of weighted ones the last, which `num_inputs` does not count.
+  /// and those that `num_inputs` does not count: behind them token weights and bias, where the
+  /// specification has these.
   void check_inputs(std::span<const ValueType> inputs, size_t num_inputs) const;
   /// `num_products` products of T·H·V multiply-adds, and the bytes of all inputs and outputs.
   Cost product_cost(int num_products, std::span<const ValueType> inputs,
@@ -66,20 +68,28 @@ class CrossEntropyOperator : public Operator {
 };
 
 /// (x A [T, H], weight A [V, H], labels I32 [T], scale F32 [1]) -> (loss F32 [1], token_loss F32
-/// [T], lse F32 [T]). logits = x · weightᵀ, capped (CrossEntropySpec::softcap); lse = log Σ
+/// [T], lse F32 [T]). logits = x · weightᵀ + bias, capped (CrossEntropySpec::softcap); lse = log Σ
 /// exp(logits); token_loss = lse - logits[label], 0 where the label is kIgnoredLabel; loss = scale
 /// · Σ token_loss, summed in double from the first token to the last. The kernel throws UserError
 /// for any other label outside [0, V). A gradient can reach the loss only.
 ///
-/// Of weighted ones (CrossEntropySpec) the last input is token_weights F32 [T], of any sign, and
+/// Of biased ones (CrossEntropySpec) the last input is the bias F32 [V], of all three operators;
+/// its gradient is another accumulator.
+///
+/// Of weighted ones (CrossEntropySpec) there is an input token_weights F32 [T], of any sign, and
 /// loss = scale · Σ token_weight · token_loss; token_loss is the same. With weights that do not
 /// depend on the model's own, the gradient is that of a policy: -Σ token_weight · ∇ log p(label).
 class LinearCrossEntropy final : public CrossEntropyOperator {
  public:
   static constexpr std::string_view kName = "linear_cross_entropy";
-  enum Input : int { kX, kWeight, kLabels, kScale, kTokenWeights };
+  enum Input : int { kX, kWeight, kLabels, kScale, kTokenWeights, kBias };
   enum Output : int { kLoss, kTokenLoss, kLse };
   using CrossEntropyOperator::CrossEntropyOperator;
+  OperandSet<Input> input_set() const {
+    return OperandSet<Input>{kX, kWeight, kLabels, kScale}
+        .add(kTokenWeights, spec().weighted)
+        .add(kBias, spec().biased);
+  }
   std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
@@ -92,13 +102,21 @@ class LinearCrossEntropy final : public CrossEntropyOperator {
 class LinearCrossEntropyBackward final : public CrossEntropyOperator {
  public:
   static constexpr std::string_view kName = "linear_cross_entropy_backward";
-  enum Input : int { kX, kWeight, kLabels, kScale, kForwardLse, kGradLoss, kTokenWeights };
-  enum Output : int { kGradX, kGradWeight };
+  enum Input : int { kX, kWeight, kLabels, kScale, kForwardLse, kGradLoss, kTokenWeights, kBias };
+  enum Output : int { kGradX, kGradWeight, kGradBias };
   using CrossEntropyOperator::CrossEntropyOperator;
+  OperandSet<Input> input_set() const {
+    return OperandSet<Input>{kX, kWeight, kLabels, kScale, kForwardLse, kGradLoss}
+        .add(kTokenWeights, spec().weighted)
+        .add(kBias, spec().biased);
+  }
+  OperandSet<Output> output_set() const {
+    return OperandSet<Output>{kGradX, kGradWeight}.add(kGradBias, spec().biased);
+  }
   std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  bool accumulates(int output) const override { return output == kGradWeight; }
+  bool accumulates(int output) const override { return output >= kGradWeight; }
 };
 
 /// (x, weight, labels, scale, [token_weights]) -> (loss F32 [1], token_loss F32 [T], dx A [T, H],
@@ -108,15 +126,23 @@ class LinearCrossEntropyBackward final : public CrossEntropyOperator {
 class LinearCrossEntropyFused final : public CrossEntropyOperator {
  public:
   static constexpr std::string_view kName = "linear_cross_entropy_fused";
-  enum Input : int { kX, kWeight, kLabels, kScale, kTokenWeights };
-  enum Output : int { kLoss, kTokenLoss, kGradX, kGradWeight };
+  enum Input : int { kX, kWeight, kLabels, kScale, kTokenWeights, kBias };
+  enum Output : int { kLoss, kTokenLoss, kGradX, kGradWeight, kGradBias };
   using CrossEntropyOperator::CrossEntropyOperator;
+  OperandSet<Input> input_set() const {
+    return OperandSet<Input>{kX, kWeight, kLabels, kScale}
+        .add(kTokenWeights, spec().weighted)
+        .add(kBias, spec().biased);
+  }
+  OperandSet<Output> output_set() const {
+    return OperandSet<Output>{kLoss, kTokenLoss, kGradX, kGradWeight}.add(kGradBias, spec().biased);
+  }
   std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   /// dx is the gradient already: the gradient that reaches the loss must be 1.
   void differentiate(GradientBuilder& builder) const override;
-  bool accumulates(int output) const override { return output == kGradWeight; }
+  bool accumulates(int output) const override { return output >= kGradWeight; }
   bool recomputable() const override { return false; }
 };
 

@@ -6,10 +6,26 @@
 namespace tessera {
 namespace {
 
-Head make_head(const CrossEntropyOperator& op, const KernelArgs& args, const HeadNeeds& needs) {
-  const HeadSizes sizes(args.in(HeadOperands::kX).shape, args.in(HeadOperands::kWeight).shape,
-                        op.spec());
-  return {args, sizes, needs, {.first_row = 0, .vocab_size = sizes.V}};
+/// The whole vocabulary.
+template <typename Op>
+VocabularyPart vocabulary_of(const Args<Op>& args) {
+  const Tensor* const bias = args.find_in(Op::kBias);
+  return {.first_row = 0,
+          .vocab_size = args.in(Op::kWeight).shape[0],
+          .bias = bias == nullptr ? nullptr : bias->template as<float>()};
+}
+
+template <typename Op>
+Head make_head(const Op& op, const Args<Op>& args, const HeadNeeds& needs) {
+  const HeadSizes sizes(args.in(Op::kX).shape, args.in(Op::kWeight).shape, op.spec());
+  return {args, sizes, needs, vocabulary_of(args)};
+}
+
+/// Where the gradients of weight and bias go.
+template <typename Op>
+HeadWeightGradient weight_gradient(const Args<Op>& args) {
+  const Tensor* const bias = args.find_out(Op::kGradBias);
+  return {args.out(Op::kGradWeight), bias == nullptr ? Tensor() : *bias, args.set_accumulators};
 }
 
 /// The token losses and lse of a chunk from its blocks' statistics.
@@ -79,17 +95,12 @@ void backward(const LinearCrossEntropyBackward& op, const Args<LinearCrossEntrop
     for (int64_t v = 0; v < sizes.V; v += sizes.block) {
       head.multiply_logits(rows, head.block_at(v));
       head.grad_from_logits(rows, head.block_at(v), of_row);
-      head.multiply_gradients(rows, head.block_at(v), args.out(Op::kGradX),
-                              {args.out(Op::kGradWeight), args.set_accumulators});
+      head.multiply_gradients(rows, head.block_at(v), args.out(Op::kGradX), weight_gradient(args));
     }
   }
 }
 
 using Fused = LinearCrossEntropyFused;
-
-HeadWeightGradient weight_gradient(const Args<Fused>& args) {
-  return {args.out(Fused::kGradWeight), args.set_accumulators};
-}
 
 /// Of a chunk whose lse are there.
 ChunkGradient chunk_gradient(const Head& head, const Fused& op, const Args<Fused>& args) {
@@ -148,8 +159,7 @@ void fused(const Fused& op, const Args<Fused>& args) {
   const CrossEntropySpec& spec = op.spec();
   const HeadSizes sizes =
       fused_sizes(args.in(Fused::kX).shape, args.in(Fused::kWeight).shape, spec);
-  const Head head(args, sizes, fused_needs(args.in(Fused::kX).dtype, spec),
-                  {.first_row = 0, .vocab_size = sizes.V});
+  const Head head(args, sizes, fused_needs(args.in(Fused::kX).dtype, spec), vocabulary_of(args));
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
     (spec.parts ? run_chunk_by_parts : run_chunk)(head, op, args, head.chunk_at(t));
   }

@@ -12,9 +12,23 @@ using cuda::HeadGradients;
 using cuda::HeadLosses;
 using cuda::HeadRows;
 using cuda::stream_of;
+using cuda::VocabularyPart;
 
-Head make_head(const CrossEntropyOperator& op, const KernelArgs& args, bool makes_gradients) {
-  return {args, op.spec(), 0, args.in(HeadOperands::kWeight).shape[0], makes_gradients};
+/// The whole vocabulary, or the part that a specification says, with its bias.
+template <typename Op>
+VocabularyPart with_bias(VocabularyPart part, const Args<Op>& args) {
+  if (const Tensor* const bias = args.find_in(Op::kBias)) part.bias = bias->template as<float>();
+  if constexpr (requires { Op::kGradBias; }) {
+    const Tensor* const sums = args.find_out(Op::kGradBias);
+    if (sums != nullptr && *sums) part.bias_gradient = sums->template as<float>();
+  }
+  return part;
+}
+
+template <typename Op>
+Head make_head(const Op& op, const Args<Op>& args, bool makes_gradients) {
+  const VocabularyPart whole{.vocab_size = args.in(Op::kWeight).shape[0]};
+  return {args, op.spec(), with_bias(whole, args), makes_gradients};
 }
 
 /// Calls run(rows) for every chunk, whose logits are there.
@@ -76,9 +90,11 @@ void fused(const LinearCrossEntropyFused& op, const Args<LinearCrossEntropyFused
   sum_losses(op, args);
 }
 
-Head make_part(const VocabLseOperator& op, const KernelArgs& args, bool makes_gradients) {
+template <typename Op>
+Head make_part(const Op& op, const Args<Op>& args, bool makes_gradients) {
   const VocabLseSpec& spec = op.spec();
-  return {args, spec.cut, spec.first_row, spec.vocab_size, makes_gradients};
+  const VocabularyPart part{.first_row = spec.first_row, .vocab_size = spec.vocab_size};
+  return {args, spec.cut, with_bias(part, args), makes_gradients};
 }
 
 void vocab_lse(const VocabLse& op, const Args<VocabLse>& args) {

@@ -21,10 +21,12 @@ struct Case {
   int64_t vocab_size = 0;  ///< of the whole one, where V is a part of it
   bool weighted = false;
   float softcap = 0;
+  bool biased = false;
 
   std::string to_string() const {
-    return fmt::format("T {} H {} V {} deviation {} extent {} first row {}{} softcap {}", T, H, V,
-                       deviation, extent, first_row, weighted ? " weighted" : "", softcap);
+    return fmt::format("T {} H {} V {} deviation {} extent {} first row {}{} softcap {}{}", T, H, V,
+                       deviation, extent, first_row, weighted ? " weighted" : "", softcap,
+                       biased ? " biased" : "");
   }
 };
 
@@ -54,6 +56,7 @@ Values make_values(const Case& c) {
   OwnedTensor weights = random_tensor(DType::kF32, {c.T}, random, 1.5);
   for (int64_t t = 0; t < c.T; t += 5) weights.get().as<float>()[t] = 0;
   values.emplace("token_weights", std::move(weights));
+  values.emplace("bias", random_tensor(DType::kF32, {c.V}, random));
   if (c.extent >= 0) values.emplace("tokens", tensor_of_i64({1}, {c.extent}));
   return values;
 }
@@ -71,7 +74,12 @@ std::vector<ValueId> add_inputs(Program& program, const Case& c, DType dtype) {
           program.add_input("labels", labels)};
 }
 
-/// The scale, and weights where there are some, behind what add_inputs gives.
+/// The last input, where there is one.
+void add_bias(Program& program, const Case& c, std::vector<ValueId>& inputs) {
+  if (c.biased) inputs.push_back(program.add_weight("bias", {DType::kF32, {c.V}}));
+}
+
+/// The scale, weights where there are some, and a bias behind what add_inputs gives.
 CrossEntropySpec add_factors(Program& program, const Case& c, std::vector<ValueId>& inputs) {
   inputs.push_back(program.add_input("scale", {DType::kF32, {1}}));
   CrossEntropySpec spec;
@@ -81,6 +89,8 @@ CrossEntropySpec add_factors(Program& program, const Case& c, std::vector<ValueI
     const ValueType weights = with_dtype(program.type(inputs[2]), DType::kF32);
     inputs.push_back(program.add_input("token_weights", weights));
   }
+  add_bias(program, c, inputs);
+  spec.biased = c.biased;
   return spec;
 }
 
@@ -100,18 +110,24 @@ CheckedProgram build_fused(const Case& c, DType dtype) {
   Program& program = checked.program;
   std::vector<ValueId> inputs = add_inputs(program, c, dtype);
   const CrossEntropySpec spec = add_factors(program, c, inputs);
-  const ValueId sum = program.add_accumulator("dweight", {DType::kF32, {c.V, c.H}});
-  const auto outputs = program.add(make_linear_cross_entropy_fused(spec), inputs,
-                                   {"loss", "token_loss", "dx", "dweight"}, {sum});
+  std::vector<ValueId> sums = {program.add_accumulator("dweight", {DType::kF32, {c.V, c.H}})};
+  std::vector<std::string> names = {"loss", "token_loss", "dx", "dweight"};
+  if (c.biased) {
+    sums.push_back(program.add_accumulator("dbias", {DType::kF32, {c.V}}));
+    names.push_back("dbias");
+  }
+  const auto outputs = program.add(make_linear_cross_entropy_fused(spec), inputs, names, sums);
   program.set_outputs({outputs[0], outputs[1], outputs[2]});
   return checked;
 }
 
 CheckedProgram build_part(const Case& c, DType dtype) {
   CheckedProgram checked{Program("part"), {}};
-  const std::vector<ValueId> inputs = add_inputs(checked.program, c, dtype);
-  const auto op = make_vocab_lse(
-      {.first_row = c.first_row, .vocab_size = c.vocab_size, .cut = {.softcap = c.softcap}});
+  std::vector<ValueId> inputs = add_inputs(checked.program, c, dtype);
+  add_bias(checked.program, c, inputs);
+  const auto op = make_vocab_lse({.first_row = c.first_row,
+                                  .vocab_size = c.vocab_size,
+                                  .cut = {.softcap = c.softcap, .biased = c.biased}});
   const auto outputs = checked.program.add(op, inputs, {"lse", "label_logit"});
   checked.program.set_outputs(outputs);
   checked.request = {.outputs = outputs, .inputs = {inputs[0]}};
@@ -143,7 +159,10 @@ std::vector<Case> cases() {
           {300, 96, 2048, 1, -1, 0, 0, true},
           {90, 40, 129, 1, 57, 0, 0, true},
           {300, 96, 2048, 1, -1, 0, 0, false, 5},
-          {90, 40, 129, 1, 57, 0, 0, true, 2}};
+          {90, 40, 129, 1, 57, 0, 0, true, 2},
+          {1, 1, 1, 1, -1, 0, 0, false, 0, true},
+          {300, 96, 2051, 1, -1, 0, 0, false, 0, true},
+          {90, 40, 129, 1, 57, 0, 0, true, 2, true}};
 }
 
 TEST_F(LinearCrossEntropyCuda, PlainMatchesTheCpu) {
@@ -162,21 +181,30 @@ TEST_F(LinearCrossEntropyCuda, TinyFused) {
   check(build_fused, {37, 16, 301, 1, 30}, true);
 }
 
+TEST_F(LinearCrossEntropyCuda, TinyBias) {
+  check(build_plain, {37, 16, 301, 1, 30, 0, 0, true, 0, true}, true);
+  check(build_fused, {37, 16, 301, 1, 30, 0, 0, true, 3, true}, true);
+  check(build_part, {37, 16, 301, 1, -1, 20, 3000, false, 0, true}, true);
+}
+
 TEST_F(LinearCrossEntropyCuda, TinyPart) {
   check(build_part, {37, 16, 301, 1, -1, 20, 3000}, true);
 }
 
 TEST_F(LinearCrossEntropyCuda, ManyChunksMatchTheCpu) {
-  const Case c{2100, 8, 66000};
-  check(build_plain, c);
-  check(build_fused, c);
+  for (const bool biased : {false, true}) {
+    const Case c{2100, 8, 66000, 1, -1, 0, 0, false, 0, biased};
+    check(build_plain, c);
+    check(build_fused, c);
+  }
 }
 
 TEST_F(LinearCrossEntropyCuda, PartsOfTheVocabularyMatchTheCpu) {
   for (const Case& c :
        {Case{0, 4, 7, 1, -1, 0, 7}, Case{1, 1, 1, 1, -1, 3, 5}, Case{33, 31, 257, 1, -1, 0, 1000},
         Case{20, 8, 257, 1, -1, 743, 1000}, Case{90, 40, 300, 1, 57, 200, 1000},
-        Case{20, 8, 257, 1, -1, 743, 1000, false, 3}}) {
+        Case{20, 8, 257, 1, -1, 743, 1000, false, 3},
+        Case{20, 8, 257, 1, -1, 743, 1000, false, 0, true}}) {
     check(build_part, c);
   }
 }

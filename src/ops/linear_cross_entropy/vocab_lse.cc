@@ -15,6 +15,11 @@ ValueType per_token(const ValueType& x, DType dtype) {
   return type;
 }
 
+/// One element for each row of the weight.
+ValueType per_word(const ValueType& weight) {
+  return {.dtype = DType::kF32, .shape = {weight.shape[0]}};
+}
+
 }  // namespace
 
 VocabLseOperator::VocabLseOperator(const VocabLseSpec& spec) : spec_(spec) {
@@ -28,13 +33,15 @@ VocabLseOperator::VocabLseOperator(const VocabLseSpec& spec) : spec_(spec) {
 }
 
 std::string VocabLseOperator::attributes() const {
-  return fmt::format("first_row={} vocab={} chunk_tokens={} block_vocab={}{}", spec_.first_row,
+  return fmt::format("first_row={} vocab={} chunk_tokens={} block_vocab={}{}{}", spec_.first_row,
                      spec_.vocab_size, spec_.cut.chunk_tokens, spec_.cut.block_vocab,
-                     spec_.cut.softcap > 0 ? fmt::format(" softcap={}", spec_.cut.softcap) : "");
+                     spec_.cut.softcap > 0 ? fmt::format(" softcap={}", spec_.cut.softcap) : "",
+                     spec_.cut.biased ? " biased" : "");
 }
 
 void VocabLseOperator::check_inputs(std::span<const ValueType> inputs, size_t num_inputs) const {
-  check_shape(*this, inputs.size() == num_inputs, "takes {} inputs, got {}", num_inputs,
+  const size_t all_inputs = num_inputs + (spec_.cut.biased ? 1 : 0);
+  check_shape(*this, inputs.size() == all_inputs, "takes {} inputs, got {}", all_inputs,
               inputs.size());
   const ValueType& x = inputs[kX];
   const ValueType& weight = inputs[kWeight];
@@ -50,6 +57,9 @@ void VocabLseOperator::check_inputs(std::span<const ValueType> inputs, size_t nu
               weight.to_string(), spec_.vocab_size);
   check_shape(*this, inputs[kLabels] == per_token(x, DType::kI32), "labels must be {}, got {}",
               per_token(x, DType::kI32).to_string(), inputs[kLabels].to_string());
+  if (!spec_.cut.biased) return;
+  check_shape(*this, inputs.back() == per_word(weight), "the bias must be {}, got {}",
+              per_word(weight).to_string(), inputs.back().to_string());
 }
 
 Cost VocabLseOperator::product_cost(int num_products, std::span<const ValueType> inputs,
@@ -74,11 +84,16 @@ void VocabLse::differentiate(GradientBuilder& builder) const {
   const auto grad_lse = builder.grad_output(kLse);
   const auto grad_label_logit = builder.grad_output(kLabelLogit);
   ensure(grad_lse && grad_label_logit, "vocab_lse: a gradient must reach both outputs");
+  std::vector<ValueId> inputs = {
+      builder.input(kX), builder.input(kWeight), builder.input(kLabels), builder.output(kLse),
+      *grad_lse,         *grad_label_logit};
+  std::vector<int> accumulators = {kWeight};
+  if (spec().cut.biased) {
+    inputs.push_back(builder.input(kBias));
+    accumulators.push_back(kBias);
+  }
   const std::vector<ValueId> grads =
-      builder.emit(std::make_shared<VocabLseBackward>(spec()),
-                   {builder.input(kX), builder.input(kWeight), builder.input(kLabels),
-                    builder.output(kLse), *grad_lse, *grad_label_logit},
-                   {kWeight});
+      builder.emit(std::make_shared<VocabLseBackward>(spec()), inputs, accumulators);
   if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[VocabLseBackward::kGradX]);
 }
 
@@ -89,7 +104,9 @@ std::vector<ValueType> VocabLseBackward::infer(std::span<const ValueType> inputs
     check_shape(*this, inputs[i] == per_row, "input {} must be {}, got {}", i, per_row.to_string(),
                 inputs[i].to_string());
   }
-  return {inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
+  std::vector<ValueType> outputs = {inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
+  if (spec().cut.biased) outputs.push_back(per_word(inputs[kWeight]));
+  return outputs;
 }
 
 Cost VocabLseBackward::cost(std::span<const ValueType> inputs,

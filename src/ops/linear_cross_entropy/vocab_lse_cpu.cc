@@ -8,13 +8,16 @@
 namespace tessera {
 namespace {
 
-Head make_shard_head(const VocabLseOperator& op, const KernelArgs& args, const HeadNeeds& needs) {
+template <typename Op>
+Head make_shard_head(const Op& op, const Args<Op>& args, const HeadNeeds& needs) {
   const VocabLseSpec& spec = op.spec();
-  return {
-      args,
-      HeadSizes(args.in(HeadOperands::kX).shape, args.in(HeadOperands::kWeight).shape, spec.cut),
-      needs,
-      {.first_row = spec.first_row, .vocab_size = spec.vocab_size}};
+  const Tensor* const bias = args.find_in(Op::kBias);
+  return {args,
+          HeadSizes(args.in(Op::kX).shape, args.in(Op::kWeight).shape, spec.cut),
+          needs,
+          {.first_row = spec.first_row,
+           .vocab_size = spec.vocab_size,
+           .bias = bias == nullptr ? nullptr : bias->template as<float>()}};
 }
 
 void vocab_lse(const VocabLse& op, const Args<VocabLse>& args) {
@@ -44,6 +47,9 @@ void vocab_lse_backward(const VocabLseBackward& op, const Args<VocabLseBackward>
   const float* lse = args.in(Op::kForwardLse).as<float>();
   const float* grad_lse = args.in(Op::kGradLse).as<float>();
   const float* grad_label_logit = args.in(Op::kGradLabelLogit).as<float>();
+  const Tensor* const bias_sum = args.find_out(Op::kGradBias);
+  const HeadWeightGradient weight{
+      args.out(Op::kGradWeight), bias_sum == nullptr ? Tensor() : *bias_sum, args.set_accumulators};
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
     const HeadRange rows = head.chunk_at(t);
     const auto of_row = [=](int64_t row) {
@@ -52,8 +58,7 @@ void vocab_lse_backward(const VocabLseBackward& op, const Args<VocabLseBackward>
     for (int64_t v = 0; v < sizes.V; v += sizes.block) {
       head.multiply_logits(rows, head.block_at(v));
       head.grad_from_logits(rows, head.block_at(v), of_row);
-      head.multiply_gradients(rows, head.block_at(v), dx,
-                              {args.out(Op::kGradWeight), args.set_accumulators});
+      head.multiply_gradients(rows, head.block_at(v), dx, weight);
     }
   }
 }

@@ -75,6 +75,7 @@
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/softcap/softcap.h"
 #include "ops/sparse_attention/sparse_attention.h"
+#include "ops/sparse_mixer/sparse_mixer.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
 #include "ops/stream_logits/stream_logits.h"
@@ -164,6 +165,7 @@ KernelTable make_cpu_kernels() {
   add_slot_experts_cpu(table);
   add_softcap_cpu(table);
   add_sparse_attention_cpu(table);
+  add_sparse_mixer_cpu(table);
   add_spread_norm_cpu(table);
   add_ssd_scan_cpu(table);
   add_stream_logits_cpu(table);

@@ -75,6 +75,7 @@
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/softcap/softcap.h"
 #include "ops/sparse_attention/sparse_attention.h"
+#include "ops/sparse_mixer/sparse_mixer.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/ssd_scan/ssd_scan.h"
 #include "ops/stream_logits/stream_logits.h"
@@ -164,6 +165,7 @@ KernelTable make_cuda_kernels() {
   add_slot_experts_cuda(table);
   add_softcap_cuda(table);
   add_sparse_attention_cuda(table);
+  add_sparse_mixer_cuda(table);
   add_spread_norm_cuda(table);
   add_ssd_scan_cuda(table);
   add_stream_logits_cuda(table);

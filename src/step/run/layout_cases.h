@@ -237,6 +237,34 @@ inline std::vector<LayoutCase> expert_layouts() {
          m.moe.jitter_experts = true;
          m.mtp_layers = 1;
        }},
+      {"sparse_mixer", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.ep = 2;
+       },
+       [](M& m) {
+         m.moe.sparse_mixer = 0.2;
+         m.moe.normalize_top_k = false;
+         m.norm = NormKind::kLayer;
+         m.head_bias = true;
+         m.qkv_bias = m.output_bias = true;
+       }},
+      {"drawn_experts", 8,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.pp = 2;
+         p.layout.ep = 4;
+       },
+       [](M& m) {
+         m.moe.sparse_mixer = 0.3;
+         m.moe.draw_experts = true;
+         m.moe.normalize_top_k = false;
+         m.moe.balance_scope = BalanceTokens::kModel;
+         m.norm = NormKind::kLayer;
+         m.mtp_layers = 1;
+       }},
       {"sinkhorn", 8,
        [](P& p) {
          p.layout.tp = 2;

@@ -44,6 +44,10 @@ TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithCompressedTokens) {
   check(DType::kF32, 1e-3, testing::make_compressed);
 }
 
+TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithLayerNormsAndSparseMixer) {
+  check(DType::kF32, 1e-3, testing::make_phi);
+}
+
 TEST_F(DecodingBatchCuda, WritesWhatTheHostWritesWithStates) {
   check(DType::kF32, 1e-3, testing::make_delta);
 }

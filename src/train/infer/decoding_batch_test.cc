@@ -104,6 +104,11 @@ TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithConvolutions) {
   expect_invariant(rig);
 }
 
+TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithLayerNormsAndSparseMixer) {
+  Rig rig(DType::kBF16, testing::make_phi);
+  expect_invariant(rig);
+}
+
 TEST(DecodingBatch, BitsDoNotDependOnTheBatchWithChunks) {
   Rig rig(DType::kBF16, testing::make_chunks);
   expect_invariant(rig);
@@ -170,6 +175,16 @@ TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithScans) {
 
 TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithConvolutions) {
   Rig rig(DType::kF32, testing::make_conv);
+  expect_as_the_generator(rig);
+}
+
+/// Whose caches are of different sizes: both within the context that rotations were made for.
+TEST(DecodingBatch, WritesWhatTheGeneratorWritesWithLayerNormsAndSparseMixer) {
+  Rig rig(DType::kF32, [](ModelConfig& model) {
+    testing::make_phi(model);
+    model.rope.original_length = 200;
+    std::swap(model.rope.short_factors, model.rope.long_factors);
+  });
   expect_as_the_generator(rig);
 }
 

@@ -132,6 +132,23 @@ inline void make_conv(ModelConfig& model) {
   model.value_size = 5;
 }
 
+/// LayerNorms, biases also of the head, factors of rotations of long texts, SparseMixer.
+inline void make_phi(ModelConfig& model) {
+  model.norm = NormKind::kLayer;
+  model.head_bias = model.qkv_bias = model.output_bias = true;
+  model.tie_embeddings = false;
+  model.window = 30;
+  model.rope.scaling = RopeScaling::kLongRope;
+  model.rope.factor = 4;
+  model.rope.original_length = 32;
+  model.rope.short_factors = std::vector<double>(model.rotary_dim() / 2, 1.0);
+  for (int64_t pair = 0; pair < model.rotary_dim() / 2; ++pair)
+    model.rope.long_factors.push_back(1.5 + 2.0 * static_cast<double>(pair));
+  model.moe.sparse_mixer = 0.2;
+  model.moe.draw_experts = true;  // in training alone
+  model.moe.normalize_top_k = false;
+}
+
 /// Chunks smaller than a page, and larger than a prompt's part, in one layer; in the other no
 /// rotation, but temperatures; probabilities on the experts' input.
 inline void make_chunks(ModelConfig& model) {

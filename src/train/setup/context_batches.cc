@@ -96,6 +96,8 @@ void validate_experts(const MoeConfig& moe) {
          "shares of tokens without experts are not defined; set it to 1");
   refuse(moe.router_jitter > 0, "moe.router_jitter",
          "noise would depend on which documents share a micro-batch; leave it out");
+  refuse(moe.draw_experts, "moe.draw_experts",
+         "draws would depend on which documents share a micro-batch; leave it out");
 }
 
 }  // namespace

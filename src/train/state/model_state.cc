@@ -145,11 +145,14 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
   return result;
 }
 
-/// The head's small weights are gathered together, as a layer's are: with those of residual streams
-/// there are more than buffers for modules that it needs at a time.
+/// A head's small weights are gathered together, as a layer's are: with biases or those of residual
+/// streams there are more than buffers for modules that it needs at a time.
 std::optional<int64_t> layer_of_module(const ParameterSpec& spec) {
   constexpr int64_t kBeforeHead = -1;
-  const bool is_small = spec.name == head_norm_name(0) || spec.name.starts_with("head_streams.");
+  const std::string mtp_layer = mtp_layer_of(spec.name);
+  if (!spec.layer && !mtp_layer.empty()) return kBeforeHead - 1 - std::stoll(mtp_layer);
+  const bool is_small = spec.name.starts_with("final_norm.") || spec.name == "head.bias" ||
+                        spec.name.starts_with("head_streams.");
   return is_small ? kBeforeHead : spec.layer;
 }
 

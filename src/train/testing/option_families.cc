@@ -67,6 +67,11 @@ constexpr OptionFamily kFamilies[] = {
     {"linear_rope", [](Settings& s) { scale_rope(s, RopeScaling::kLinear); }},
     {"dynamic_rope", [](Settings& s) { scale_rope(s, RopeScaling::kDynamic); }},
     {"yarn", [](Settings& s) { scale_rope(s, RopeScaling::kYarn); }},
+    {"longrope", [](Settings& s) { scale_rope(s, RopeScaling::kLongRope);
+                                   s.model.head_size = 8;
+                                   s.model.rope.short_factors = {1, 1.5, 2, 3};
+                                   s.model.rope.long_factors = {1.25, 2, 8, 30};
+                                   s.model.rope.long_mscale = 1.2; }},
     {"llama3_rope", [](Settings& s) { scale_rope(s, RopeScaling::kLlama3); }},
     {"latent_attention", use_latent_attention},
     {"chosen_keys", [](Settings& s) { use_latent_attention(s);
@@ -185,6 +190,14 @@ constexpr OptionFamily kFamilies[] = {
                                        s.model.layer_scalars = true;
                                        s.model.logit_softcap = 5;
                                        s.train.recompute = {"all"}; }},
+    {"layer_norms", [](Settings& s) { s.model.norm = NormKind::kLayer;
+                                      s.model.head_bias = true;
+                                      s.model.tie_embeddings = false; }},
+    {"layer_norms_behind", [](Settings& s) { s.model.norm = NormKind::kLayer;
+                                             s.model.post_norms = true;
+                                             s.model.head_bias = true;
+                                             s.model.logit_softcap = 5;
+                                             s.train.recompute = {"all"}; }},
     {"residual_streams", [](Settings& s) { s.model.residual_streams = 4;
                                            s.model.residual_sinkhorn_iterations = 6; }},
     {"residual_streams_recomputed", [](Settings& s) { s.model.residual_streams = 2;
@@ -257,6 +270,12 @@ constexpr OptionFamily kFamilies[] = {
     {"jittered_experts", [](Settings& s) { s.model.moe.router_jitter = 0.1;
                                            s.model.moe.jitter_experts = true;
                                            s.model.moe.shared_inner_size = 32; }},
+    {"sparse_mixer", [](Settings& s) { s.model.moe.sparse_mixer = 0.2;
+                                       s.model.moe.normalize_top_k = false; }},
+    {"drawn_experts", [](Settings& s) { s.model.moe.sparse_mixer = 0.3;
+                                        s.model.moe.draw_experts = true;
+                                        s.model.moe.normalize_top_k = false;
+                                        s.train.recompute = {"all"}; }},
     {"sinkhorn", [](Settings& s) { s.model.moe.routing = Routing::kSinkhorn;
                                    s.model.moe.normalize_top_k = false;
                                    s.model.moe.balance_coefficient = 0;

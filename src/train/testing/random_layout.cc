@@ -278,17 +278,6 @@ void draw_offload(Draw& draw, RandomLayout& result) {
   train.offload_rate = draw.of({50.0, 0.05, 0.005});
 }
 
-/// Where routers read jittered tokens, nothing may keep those before, which may be named for
-/// offload.
-void draw_noise(Draw& draw, Settings& settings) {
-  MoeConfig& moe = settings.model.moe;
-  const bool is_named = std::ranges::any_of(
-      settings.train.offload, [](const std::string& name) { return name.starts_with("mlp_norm"); });
-  if (moe.num_experts == 0 || is_named || !draw.chance(4)) return;
-  moe.router_jitter = draw.of({0.01, 0.3});
-  moe.jitter_experts = draw.chance(2);
-}
-
 /// Experts that compute nothing, fewer than top_k experts, and loads that are evened out.
 void draw_choice(Draw& draw, Settings& settings) {
   MoeConfig& moe = settings.model.moe;
@@ -388,6 +377,7 @@ void make_contexts_dynamic(Draw& draw, RandomLayout& result) {
   moe.top_p = 1;
   moe.router_jitter = 0;
   moe.jitter_experts = false;
+  moe.draw_experts = false;
 }
 
 bool allows_contexts(const RandomLayout& layout) {
@@ -442,6 +432,8 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_compressed_attention(draw, result);
     draw_hash_layers(draw, result);
     draw_streams(draw, result);
+    draw_state_norms(draw, result);
+    draw_sparse_mixer(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -1,5 +1,7 @@
 #include "train/testing/random_mixers.h"
 
+#include <algorithm>
+
 namespace tessera::testing {
 
 void draw_delta(Draw& draw, RandomLayout& result) {
@@ -150,6 +152,15 @@ void draw_compressed_attention(Draw& draw, RandomLayout& result) {
   result.settings.optimizer_kind = OptimizerKind::kAdamW;
 }
 
+void draw_noise(Draw& draw, Settings& settings) {
+  MoeConfig& moe = settings.model.moe;
+  const bool is_named = std::ranges::any_of(
+      settings.train.offload, [](const std::string& name) { return name.starts_with("mlp_norm"); });
+  if (moe.num_experts == 0 || is_named || !draw.chance(4)) return;
+  moe.router_jitter = draw.of({0.01, 0.3});
+  moe.jitter_experts = draw.chance(2);
+}
+
 void draw_expert_norms(Draw& draw, RandomLayout& result) {
   MoeConfig& moe = result.settings.model.moe;
   if (moe.num_experts == 0) return;
@@ -180,6 +191,25 @@ void draw_hash_layers(Draw& draw, RandomLayout& result) {
     if (model.is_moe_layer(layer) && !is_of_prediction && draw.chance(2))
       model.moe.hash_layers.push_back(layer);
   }
+}
+
+void draw_state_norms(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  if (!model.mtp_normed && draw.chance(4)) model.norm = NormKind::kLayer;
+  model.head_bias = model.mtp_layers == 0 && draw.chance(4);
+}
+
+void draw_sparse_mixer(Draw& draw, RandomLayout& result) {
+  MoeConfig& moe = result.settings.model.moe;
+  const bool may = moe.num_experts > 0 && moe.routing == Routing::kTopK && moe.num_groups == 1 &&
+                   !moe.has_expert_bias() && moe.top_p == 1 && moe.hash_layers.empty();
+  if (!may || !draw.chance(4)) return;
+  moe.score = ScoreFunction::kSoftmax;
+  moe.score_order = ScoreOrder::kBeforeTopK;
+  moe.normalize_top_k = false;
+  moe.score_scale = 1;
+  moe.sparse_mixer = draw.of({0.05, 0.3});
+  moe.draw_experts = draw.chance(2);
 }
 
 }  // namespace tessera::testing

@@ -24,6 +24,10 @@ void draw_chunks(Draw& draw, RandomLayout& result);
 /// spread, else also compressed tokens, all of which are seen, so that rounding flips no choice.
 void draw_compressed_attention(Draw& draw, RandomLayout& result);
 
+/// Where routers read jittered tokens, nothing may keep those before, which may be named for
+/// offload.
+void draw_noise(Draw& draw, Settings& settings);
+
 /// Probabilities before experts, and norms and scales of routers and experts of their own.
 void draw_expert_norms(Draw& draw, RandomLayout& result);
 
@@ -32,5 +36,11 @@ void draw_streams(Draw& draw, RandomLayout& result);
 
 /// Tables of token ids that choose experts in some layers.
 void draw_hash_layers(Draw& draw, RandomLayout& result);
+
+/// LayerNorms and a bias of the head, where no layers of multi-token prediction share them.
+void draw_state_norms(Draw& draw, RandomLayout& result);
+
+/// SparseMixer's probabilities, perhaps of drawn experts, where nothing else makes choices.
+void draw_sparse_mixer(Draw& draw, RandomLayout& result);
 
 }  // namespace tessera::testing

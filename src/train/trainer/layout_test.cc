@@ -195,6 +195,35 @@ TEST(AnyLayouts, SpreadSinksAndBiases) {
   expect_agreement_on(settings, {.cp = 2, .dp = 2, .etp = 2, .ep = 2}, 4);
 }
 
+/// The options of Phi-3.5-MoE, whose experts are drawn alike by all layouts.
+TEST(AnyLayouts, SpreadTheHeadsBiasAndDrawnExperts) {
+  Settings settings = small_settings();
+  ModelConfig& model = settings.model;
+  model.num_layers = 3;
+  model.norm = NormKind::kLayer;
+  model.head_bias = model.qkv_bias = model.output_bias = true;
+  model.tie_embeddings = false;
+  model.moe.sparse_mixer = 0.3;
+  model.moe.draw_experts = true;
+  model.moe.normalize_top_k = false;
+  model.moe.router_jitter = 0.1;
+  model.moe.jitter_experts = true;
+  settings.data.sequence_length = 16;
+  expect_agreement_on(settings, {.tp = 4}, 4);
+  expect_agreement_on(settings, {.tp = 2, .cp = 2, .ep = 4, .pp = 2}, 8);
+  settings.shard.scope = ShardScope::kFull;
+  expect_agreement_on(settings, {.tp = 2, .dp = 4, .ep = 4}, 8);
+  model.tie_embeddings = true;
+  model.moe.balance_scope = BalanceTokens::kModel;
+  settings.train.recompute = {"all"};
+  expect_agreement_on(settings, {.dp = 2, .ep = 2}, 2);
+  settings.shard.scope = ShardScope::kState;
+  settings.optimizer_kind = OptimizerKind::kMuon;
+  model.head_bias = false;
+  model.mtp_layers = 1;
+  expect_agreement_on(settings, {.tp = 2, .cp = 2, .dp = 2, .ep = 2}, 8);
+}
+
 /// Layers with Gated DeltaNet, their heads spread, between layers with gated attention.
 TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
   Settings settings = small_settings();

@@ -142,6 +142,12 @@ TEST(DynamicContexts, RefuseWhatTheyDoNotGoWith) {
       {"put dp right behind cp",
        [](Settings& s) { s.parallel.layout.dense_order = "tp-dp-cp-pp"; }},
       {"a multiple of 4", [](Settings& s) { s.data.sequence_length = 22; }},
+      {"moe.draw_experts",
+       [](Settings& s) {
+         s.model.moe.sparse_mixer = 0.1;
+         s.model.moe.draw_experts = true;
+         s.model.moe.normalize_top_k = false;
+       }},
   };
   for (const auto& [what, change] : cases) EXPECT_THAT(refusal_of(change), HasSubstr(what));
   EXPECT_THAT(refusal_of([](Settings& s) { s.parallel.layout.cp = 3; }, 3),
