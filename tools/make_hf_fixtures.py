@@ -263,7 +263,7 @@ CASES = {
     # By the names of older files.
     "deepseek_v4_older": ("DeepseekV4", dict(
         DEEPSEEK_V4, num_hidden_layers=2, rms_norm_eps=1e-3, hc_mult=2, compress_ratios=[4, 0], compress_rate_csa=3, num_hash_layers=1,
-        qk_rope_head_dim=6, n_routed_experts=4, scoring_func="sigmoid")),
+        qk_rope_head_dim=6, n_routed_experts=4, scoring_func="sigmoid", swiglu_limit=1.5)),
     "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
     "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",

@@ -35,6 +35,7 @@ TEST(V4Config, ReadsLayersAndSizes) {
   EXPECT_EQ(model.moe.score, ScoreFunction::kSqrtSoftplus);
   EXPECT_EQ(model.moe.shared_inner_size, 16);
   EXPECT_EQ(model.activation, Activation::kSwiGLUClamped);
+  EXPECT_EQ(model.swiglu_limit, 10);
   EXPECT_EQ(find_family_for(model).model_type, "deepseek_v4");
 }
 
@@ -45,6 +46,7 @@ TEST(V4Config, ReadsOlderKeys) {
   EXPECT_THAT(model.compressed.heavy_layers, IsEmpty());
   EXPECT_EQ(model.compressed.sparse_rate, 3);
   EXPECT_EQ(model.compressed_rope.base, 160000);
+  EXPECT_EQ(model.swiglu_limit, 1.5);
   EXPECT_THAT(model.moe.hash_layers, ElementsAre(0));
   EXPECT_THAT(inexpressible(find_family("deepseek_v4"), model), IsEmpty());
   config["rope_scaling"] = {
@@ -75,7 +77,8 @@ TEST(V4Config, NamesWhatIsNotSupported) {
   EXPECT_THAT(error_with("hc_mult", 1), HasSubstr("'hc_mult' is 1"));
   EXPECT_THAT(error_with("hc_sinkhorn_iters", 65), HasSubstr("at most 64"));
   EXPECT_THAT(error_with("scoring_func", "relu"), HasSubstr("sqrtsoftplus"));
-  EXPECT_THAT(error_with("swiglu_limit", 7.0), HasSubstr("only 10.0 is supported"));
+  EXPECT_THAT(error_with("swiglu_limit", 0.0), HasSubstr("'swiglu_limit'"));
+  EXPECT_THAT(error_with("swiglu_limit", 1e9), HasSubstr("model.swiglu_limit is 1000000000"));
   EXPECT_THAT(error_with("num_key_value_heads", 2), HasSubstr("num_key_value_heads"));
   EXPECT_THAT(error_with("n_shared_experts", 2), HasSubstr("n_shared_experts"));
   EXPECT_THAT(error_with("partial_rotary_factor", 0.25), HasSubstr("6 elements of a head"));

@@ -56,6 +56,11 @@ const char* activation_name_of(Activation activation) {
   return approximate ? "gelu_pytorch_tanh" : "silu";
 }
 
+/// As it is configured where it is, so that no bit of it is lost.
+double swiglu_limit(const ModelConfig& model) {
+  return model.swiglu_limit > 0 ? model.swiglu_limit : published_limit(model.activation);
+}
+
 /// The factor on attention scores where no multiplier says another.
 double plain_scale(const ModelConfig& model) {
   return 1.0 / std::sqrt(static_cast<double>(model.head_dim()));
@@ -71,6 +76,7 @@ void write_shape(ConfigWriter& config, const ModelConfig& model) {
   config.set("head_dim", model.head_dim());
   config.set("rms_norm_eps", model.norm_eps);
   config.put("hidden_act", activation_name_of(model.activation));
+  config.set("swiglu_limit", swiglu_limit(model));
   config.put("initializer_range", model.init_deviation);
   config.put("tie_word_embeddings", model.tie_embeddings);
   config.set("embedding_multiplier", model.embedding_multiplier);
@@ -407,6 +413,7 @@ ModelConfig plain_model(const ModelConfig& model) {
     if (model.has_window(layer)) plain.window_layers.push_back(layer);
   }
   if (model.attention_multiplier == plain_scale(model)) plain.attention_multiplier = 0;
+  plain.swiglu_limit = swiglu_limit(model);
   plain.init_deviation = ModelConfig{}.init_deviation;
   plain.mtp_loss_coefficient = ModelConfig{}.mtp_loss_coefficient;
   plain.rope = plain_rope(model.rope);

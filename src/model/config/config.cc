@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/text/nearest.h"
+#include "model/config/activation_options.h"
 #include "model/config/attention_options.h"
 #include "model/config/compressed_options.h"
 #include "model/config/conv_options.h"
@@ -59,18 +60,6 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                   "document's chunks of that many tokens the own one's, as Llama 4 has it");
   schema.add("model.window_layers", &config.window_layers,
              "Layers with the window, counted from 0; empty: all", between(0, kMaxLayers - 1));
-  schema.add_enum("model.activation", &config.activation,
-                  {{"swiglu", Activation::kSwiGLU},
-                   {"geglu", Activation::kGeGLU},
-                   {"geglu_tanh", Activation::kGeGLUTanh},
-                   {"swiglu_oai", Activation::kSwiGLUOai},
-                   {"swiglu_clamped", Activation::kSwiGLUClamped},
-                   {"gelu", Activation::kGelu},
-                   {"gelu_tanh", Activation::kGeluTanh},
-                   {"relu2", Activation::kRelu2}},
-                  "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU; "
-                  "swiglu_clamped: DeepSeek-V4's, silu(min(gate, 10)) * up with up from -10 to 10; "
-                  "relu2: the square of ReLU");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
   schema.add("model.post_norms", &config.post_norms,
              "RMSNorm also behind attention and behind MLP or experts, before their sums with the "
@@ -450,6 +439,7 @@ ModelConfig without_adapters(ModelConfig config) {
 
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
+  add_activation_options(schema, config);
   add_residual_options(schema, config);
   add_attention_options(schema, config);
   add_rope_options(schema, config.rope, "rope");
@@ -477,6 +467,7 @@ void validate(const ModelConfig& config) {
   if (config.is_latent()) validate_latent(config);
   validate_compressed(config);
   validate_norms(config);
+  validate_activation(config);
   validate_residual(config);
   validate_index(config);
   validate_attention(config);

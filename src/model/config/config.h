@@ -238,6 +238,8 @@ struct ModelConfig {
   AttentionGate gate_function = AttentionGate::kSigmoid;
   bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias
   Activation activation = Activation::kSwiGLU;
+  /// What a clamped SwiGLU clamps its inputs to; 0: as the published models (published_limit).
+  double swiglu_limit = 0;
   double norm_eps = 1e-5;
   /// What attention and MLP or experts give is normed before it joins the hidden states (Gemma 2
   /// Technical Report: Gemma Team, 2024, table 1).
@@ -318,6 +320,7 @@ struct ModelConfig {
   /// Factor on the attention scores, that of a stretched rotation included; 0: 1 / sqrt(head_dim).
   double attention_scale() const;
   int64_t dense_inner_size() const;
+  ActivationFunction activation_function() const { return {activation, swiglu_limit}; }
   bool is_gated() const { return tessera::is_gated(activation); }
   bool is_moe_layer(int64_t layer) const;
   bool has_window(int64_t layer) const;

@@ -210,6 +210,7 @@ inline std::vector<Case> gradient_cases() {
                   c.compressed.heavy_layers = {0};
                   c.index = {.top_k = 3, .num_heads = 2, .head_size = 6};
                   c.activation = Activation::kSwiGLUClamped;
+                  c.swiglu_limit = 0.5;
                   c.residual_streams = 2;
                   c.moe.hash_layers = {0};
                   c.moe.score = ScoreFunction::kSqrtSoftplus;

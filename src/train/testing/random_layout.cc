@@ -180,8 +180,9 @@ void draw_biases(Draw& draw, RandomLayout& result) {
   if (model.moe.num_experts == 0) return;
   model.moe.mlp_bias = draw.chance(3);
   model.moe.router_bias = draw.chance(3);
-  if (draw.chance(4))
-    model.activation = draw.of({Activation::kSwiGLUOai, Activation::kSwiGLUClamped});
+  if (!draw.chance(4)) return;
+  model.activation = draw.of({Activation::kSwiGLUOai, Activation::kSwiGLUClamped});
+  model.swiglu_limit = draw.of({0.0, 0.5});
 }
 
 /// What scales hidden states, scores and logits, and when heads are normed.
