@@ -20,7 +20,7 @@ constexpr Family kDeepseekV4 = {
         "swiglu_limit": 10.0, "mlp_layer_types": null, "num_hash_layers": null})",
     // Of `norm_topk_prob`, transformers' routers read nothing and normalize.
     .fixed = R"({"num_key_value_heads": 1, "n_shared_experts": 1, "norm_topk_prob": true,
-        "output_router_logits": false})",
+        "output_router_logits": false, "expert_dtype": {"any": ["fp8", "fp4"]}})",
     .unused = R"(["router_aux_loss_coef", "topk_method"])",
     .interleaved = true,
     .attention_sinks = true,

@@ -20,6 +20,15 @@ struct PackedTensor {
 
 inline constexpr int64_t kMxfp4Block = 32;
 
+/// The E2M1 number of a code from 0 to 15.
+float e2m1_number(int code);
+/// 2^(code - 127), as E8M0 has it; NaN of 255.
+float e8m0_number(uint8_t code);
+
+/// Whether a tensor of a file holds a matrix of that shape as bytes of two E2M1 numbers, the one of
+/// the lower column in the lower half.
+bool holds_pairs(const SafetensorsEntry& entry, const Shape& matrix);
+
 std::string packed_blocks_name(const std::string& name);
 std::string packed_scales_name(const std::string& name);
 

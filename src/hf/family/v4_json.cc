@@ -204,6 +204,10 @@ void write_v4(const Family& family, const ModelConfig& model, json& values) {
 }
 
 std::string saved_v4_name(const std::string& published) {
+  constexpr std::string_view kScale = ".scale";
+  if (published.ends_with(kScale))
+    return saved_v4_name(published.substr(0, published.size() - kScale.size()) + ".weight") +
+           "_scale_inv";
   if (published == "embed.weight") return "model.embed_tokens.weight";
   if (published == "norm.weight") return "model.norm.weight";
   if (published.starts_with("hc_head_")) return "model.hc_head.hc_" + published.substr(8);
