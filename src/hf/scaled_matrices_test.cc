@@ -49,7 +49,7 @@ ScaledLoose scale_matrix(const LooseTensor& matrix) {
   const int64_t across = (cols + kCols - 1) / kCols;
   const Shape blocks{(rows + kRows - 1) / kRows, across};
   ScaledLoose result{make_loose(DType::kE4M3, matrix.shape), make_loose(DType::kF32, blocks),
-                      make_loose(DType::kF32, matrix.shape)};
+                     make_loose(DType::kF32, matrix.shape)};
   for (int64_t i = 0; i < rows * cols; ++i) {
     const int64_t block = i / cols / kRows * across + i % cols / kCols;
     const float amax = std::max(float_at(result.scales, block), std::abs(float_at(matrix, i)));

@@ -92,7 +92,9 @@ bool is_whole(const std::string& name) {
 
 std::string published_name(const std::string& saved) {
   if (saved == "model.embed_tokens.weight") return "embed.weight";
-  const std::string name = saved.starts_with("model.") ? saved.substr(6) : saved;
+  std::string name = saved.starts_with("model.") ? saved.substr(6) : saved;
+  constexpr std::string_view kNorm = ".attn.norm.weight";
+  if (name.ends_with(kNorm)) name.replace(name.size() - kNorm.size(), 6, ".attn.kv_");
   return name.starts_with("hc_head.hc_") ? "hc_head_" + name.substr(11) : name;
 }
 

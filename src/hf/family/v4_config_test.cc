@@ -96,6 +96,9 @@ TEST(V4Config, PublishedNamesAreThoseThatAreSavedToo) {
   EXPECT_EQ(saved_v4_name("layers.3.attn.wq_a.weight"), "model.layers.3.attn.wq_a.weight");
   EXPECT_EQ(saved_v4_name("model.layers.3.hc_attn_fn"), "model.layers.3.hc_attn_fn");
   EXPECT_EQ(saved_v4_name("layers.3.hc_attn_scale"), "model.layers.3.hc_attn_scale");
+  EXPECT_EQ(saved_v4_name("layers.3.attn.kv_norm.weight"), "model.layers.3.attn.norm.weight");
+  EXPECT_EQ(saved_v4_name("layers.3.attn.compressor.norm.weight"),
+            "model.layers.3.attn.compressor.norm.weight");
   EXPECT_EQ(saved_v4_name("layers.3.attn.wq_a.scale"), "model.layers.3.attn.wq_a.weight_scale_inv");
 }
 
