@@ -32,8 +32,13 @@ def _parts(model):
 
 
 def _behind(model, idx):
-    """DeepSeek-V3's and GLM-4.5's: a decoder layer behind the last one, with more modules."""
-    layer = type(model.model.layers[0])(model.config, idx)
+    """DeepSeek-V3's and GLM-4.5's: a decoder layer behind the last one and like it, with more modules."""
+    config = copy.deepcopy(model.config)
+    for key in ("layer_types", "mlp_layer_types"):
+        types = getattr(config, key, None)
+        if types is not None:
+            setattr(config, key, types + types[-1:] * (idx + 1 - len(types)))
+    layer = type(model.model.layers[0])(config, idx)
     layer.enorm, layer.hnorm, layer.eh_proj, norm = _parts(model)
     layer.shared_head = nn.Module()
     layer.shared_head.norm = norm

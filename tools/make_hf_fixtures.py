@@ -51,6 +51,9 @@ CASES = {
                              original_max_position_embeddings=16))),
     "deepseek_v3_mtp": ("DeepseekV3", dict(
         SMALL, **EXPERTS, **LATENT, n_group=2, topk_group=1, num_nextn_predict_layers=2)),
+    "deepseek_v32_mtp": ("DeepseekV32", dict(
+        SMALL, **EXPERTS, **{**LATENT, "q_lora_rank": 20}, n_group=2, topk_group=1, index_topk=7, index_head_dim=12,
+        index_n_heads=10, mlp_layer_types=["dense", "sparse"], num_nextn_predict_layers=1)),
     # Sequences of 24 tokens are longer than what is chosen, twice; pages and caches of tests are, too.
     "deepseek_v32": ("DeepseekV32", dict(
         SMALL, **EXPERTS, **{**LATENT, "q_lora_rank": 20}, num_hidden_layers=3, n_group=2, topk_group=1,
@@ -274,11 +277,11 @@ CASES = {
 PUBLISHED_TYPES = {"kimi_k2": "kimi_k2"}
 
 # Seeds of cases whose own, made of their names, let an indexer choose between scores that are next to equal.
-SEEDS = {"deepseek_v32": 24, "glm_moe_dsa": 8}
+SEEDS = {"deepseek_v32": 24, "deepseek_v32_mtp": 224, "glm_moe_dsa": 8}
 LEAST_GAP = 2e-4
 
 # Layers of multi-token prediction (hf_prediction.py), whose mean loss enters the loss times this.
-PREDICTIONS = {"deepseek_v3_mtp": 2, "glm4_moe_mtp": 1, "qwen3_next_mtp": 1}
+PREDICTIONS = {"deepseek_v3_mtp": 2, "deepseek_v32_mtp": 1, "glm4_moe_mtp": 1, "qwen3_next_mtp": 1}
 PREDICTION_WEIGHT = 0.3
 
 
