@@ -263,6 +263,11 @@ CASES = {
             main=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5),
             compress=dict(rope_type="yarn", rope_theta=2000.0, partial_rotary_factor=0.5, factor=4.0,
                           attention_factor=1.0, original_max_position_embeddings=16)))),
+    "deepseek_v4_mtp": ("DeepseekV4", dict(
+        DEEPSEEK_V4, num_hidden_layers=2, rms_norm_eps=1e-3, hc_mult=3, hc_sinkhorn_iters=4, hc_eps=1e-3,
+        layer_types=["heavily_compressed_attention", "compressed_sparse_attention"], mlp_layer_types=["hash_moe", "moe"],
+        compress_rates=dict(compressed_sparse_attention=4, heavily_compressed_attention=7), n_routed_experts=6,
+        partial_rotary_factor=0.5, num_nextn_predict_layers=2)),
     # By the names of older files.
     "deepseek_v4_older": ("DeepseekV4", dict(
         DEEPSEEK_V4, num_hidden_layers=2, rms_norm_eps=1e-3, hc_mult=2, compress_ratios=[4, 0], compress_rate_csa=3, num_hash_layers=1,
@@ -281,7 +286,7 @@ SEEDS = {"deepseek_v32": 24, "deepseek_v32_mtp": 224, "glm_moe_dsa": 8}
 LEAST_GAP = 2e-4
 
 # Layers of multi-token prediction (hf_prediction.py), whose mean loss enters the loss times this.
-PREDICTIONS = {"deepseek_v3_mtp": 2, "deepseek_v32_mtp": 1, "glm4_moe_mtp": 1, "qwen3_next_mtp": 1}
+PREDICTIONS = {"deepseek_v3_mtp": 2, "deepseek_v32_mtp": 1, "deepseek_v4_mtp": 2, "glm4_moe_mtp": 1, "qwen3_next_mtp": 1}
 PREDICTION_WEIGHT = 0.3
 
 
@@ -428,6 +433,12 @@ def name_dense_published(path):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def name_stream_heads(path):
+    """Weights of the head's streams in layers of multi-token prediction, by their published names."""
+    tensors = {re.sub(r"^(mtp\.\d+)\.hc_head\.hc_", r"\1.hc_head_", name): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 def name_published(path, model_type):
     config = json.loads(path.read_text())
     config["model_type"] = model_type
@@ -469,6 +480,9 @@ def make(case, root):
     loss, output = find_loss(model, ids)
     loss.backward()
     save_gradients(model, folder)
+    if family == "DeepseekV4" and case in PREDICTIONS:
+        for file in ("model.safetensors", "grads.safetensors"):
+            name_stream_heads(folder / file)
     if family == "KimiLinear":
         for file in ("model.safetensors", "grads.safetensors"):
             name_dense_published(folder / file)

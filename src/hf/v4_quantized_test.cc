@@ -24,6 +24,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
+constexpr const char* kFixture = "deepseek_v4_mtp";
+constexpr int64_t kPredictions = 2;
 constexpr int64_t kBlock = 16;
 constexpr int kBias = 127;
 
@@ -105,7 +107,7 @@ class PublishedV4 : public ::testing::Test {
   /// Writes a model to "published" in few bits, and what that stands for to "whole", by the names
   /// that transformers saves.
   void write_both(const Change& change = {}) {
-    auto config = nlohmann::json::parse(read_text_file(hf_fixture("deepseek_v4") / "config.json"));
+    auto config = nlohmann::json::parse(read_text_file(hf_fixture(kFixture) / "config.json"));
     config["moe_intermediate_size"] = 64;
     config["hidden_size"] = 32;
     write_folder("whole", whole_, config, {});
@@ -143,7 +145,8 @@ class PublishedV4 : public ::testing::Test {
   /// Of every tensor that the configuration has.
   void make_tensors(const nlohmann::json& config) {
     Random random(6, 2);
-    const ImportedConfig imported = parse_hf_config(config.dump(), "config.json");
+    ImportedConfig imported = parse_hf_config(config.dump(), "config.json");
+    imported.model.mtp_layers = kPredictions;
     HfLayout layout{.vocab_size = imported.model.vocab_size};
     const TensorMap map = map_tensors(*imported.family, imported.model, DType::kF32, layout);
     for (const MappedTensor& tensor : map.hf) {
@@ -185,10 +188,12 @@ TEST_F(PublishedV4, IsThatOfItsValues) {
     EXPECT_EQ(read_loose(scratch_ / fmt::format("few-{}{}", own, file)),
               read_loose(scratch_ / fmt::format("whole-{}{}", own, file)));
     EXPECT_GT(report.num_verified, 0);
-    // 4 layers: 5 of attention and 3 of the shared expert, and 2 indexers; 3 of each of 6 experts.
-    EXPECT_THAT(report.notes, Contains(HasSubstr("34 matrices of E4M3 numbers become")));
+    // 4 layers, 2 of prediction: 5 of attention and 3 of the shared expert, an indexer, and 2 of
+    // each prediction's joining; 3 of each of 6 experts.
+    EXPECT_THAT(report.notes, Contains(HasSubstr("37 matrices of E4M3 numbers become")));
     EXPECT_THAT(report.notes, Contains(HasSubstr("72 matrices of E2M1 numbers become")));
-    const ModelConfig model = read_hf_config(scratch_ / "whole").model;
+    ModelConfig model = read_hf_config(scratch_ / "whole").model;
+    model.mtp_layers = kPredictions;
     export_plain(scratch_ / ("few-" + own), scratch_ / ("back-" + own), model, dtype);
     const auto back = read_loose(scratch_ / ("back-" + own));
     for (const auto& [name, tensor] : read_loose(scratch_ / "whole")) {

@@ -35,6 +35,7 @@ constexpr Family kDeepseekV4 = {
     .sinks_name = "attn_sink",
     .layer_norms = {"attn_norm", "ffn_norm"},
     .head_name = "head",
+    .predictions = PredictionNames::kStreams,
 };
 
 constexpr std::array kCompressedFamilies = {kDeepseekV4};

@@ -88,6 +88,16 @@ Shapes list_published() {
     add_layer(all, prefix, layer < 3);
     if (layer > 1) add(all, prefix, layer % 2 == 0 ? kSparse : kHeavy);
   }
+  add_layer(all, "mtp.0.", false);
+  add(all, "mtp.0.",
+      {{"e_proj.weight", {4096, 4096}},
+       {"enorm.weight", {4096}},
+       {"h_proj.weight", {4096, 4096}},
+       {"hc_head_base", {4}},
+       {"hc_head_fn", {4, 16384}},
+       {"hc_head_scale", {1}},
+       {"hnorm.weight", {4096}},
+       {"norm.weight", {4096}}});
   return all;
 }
 
@@ -103,7 +113,8 @@ Shapes list_mapped(const ImportedConfig& config) {
 TEST(V4Published, TensorsAreThoseOfTheConfiguration) {
   const std::filesystem::path path =
       std::filesystem::path(TESSERA_TEST_DATA) / "hf_configs/dsv4flash.json";
-  const ImportedConfig config = parse_hf_config(read_text_file(path), path.string());
+  ImportedConfig config = parse_hf_config(read_text_file(path), path.string());
+  config.model.mtp_layers = 1;
   EXPECT_EQ(list_mapped(config), list_published());
 }
 

@@ -111,6 +111,7 @@ ValueId join_embedding(LayerBuilder& builder) {
                           name + "_projected");
   };
   ValueId state = builder.port(Port::kHidden);
+  if (builder.config.has_streams()) return join_embedding_to_streams(builder, state, embedding);
   if (builder.config.mtp_normed) state = norm("previous_norm", state);
   const ValueId hidden = project("hidden", state);
   const ValueId embedded = project("embed", embedding);
@@ -154,6 +155,10 @@ std::vector<ValueId> frozen_weights(const ModelProgram& program) {
 
 std::string head_norm_name(int64_t depth) {
   return depth == 0 ? "final_norm.weight" : fmt::format("mtp_heads.{}.norm.weight", depth - 1);
+}
+
+std::string head_streams_name(int64_t depth) {
+  return depth == 0 ? "head_streams." : fmt::format("mtp_heads.{}.head_streams.", depth - 1);
 }
 
 std::string layer_kind_name(LayerKind kind) {
@@ -238,8 +243,8 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   const ValueId scale = port(Port::kLossScale);
   std::vector<ValueId> weights;
   if (shape.weighted_tokens) weights.push_back(port(Port::kTokenWeights));
-  const ValueId normed =
-      build_final_norm(config, program, collapse_for_head(config, groups, head, hidden), depth);
+  const ValueId normed = build_final_norm(
+      config, program, collapse_for_head(config, groups, head, hidden, depth), depth);
   const WeightPlacement share = vocabulary_share(config, groups);
   const std::string name = head_weight_name(config);
   const ValueId weight = program.add_weight(name, {shape.dtype, share.slice.shape()});

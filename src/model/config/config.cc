@@ -377,7 +377,7 @@ bool ModelConfig::is_mamba_layer(int64_t layer) const {
 }
 
 Compression ModelConfig::compression(int64_t layer) const {
-  if (is_mtp_layer(layer)) return compression(num_layers - 1);
+  if (is_mtp_layer(layer)) return Compression::kNone;
   if (contains(compressed.sparse_layers, layer)) return Compression::kSparse;
   return contains(compressed.heavy_layers, layer) ? Compression::kHeavy : Compression::kNone;
 }

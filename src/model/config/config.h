@@ -271,7 +271,8 @@ struct ModelConfig {
   double init_deviation = 0.02;
   /// D: this many tokens beyond the next one are predicted in training, each by a layer more
   /// (multi-token prediction: DeepSeek-V3, section 2.2). They are numbered on behind the decoder's
-  /// layers and are of the kind of the last of these.
+  /// layers and are of the kind of the last of these, but that compressed attention sees its window
+  /// alone, as in DeepSeek-V4.
   int64_t mtp_layers = 0;
   /// Each reads the states before it behind the norm of the head that reads them too, as published
   /// models' do, instead of before that norm.

@@ -349,6 +349,11 @@ inline std::vector<Case> gradient_cases() {
             c.rope.mscale_all_dims = 0.6;
           }),
       make_case("mtp", [](ModelConfig& c) { c.mtp_layers = 1; }),
+      make_case("mtp_of_streams",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 2;
+                  c.residual_streams = 3;
+                }),
       make_case("mtp_of_two_tied_tokens",
                 [](ModelConfig& c) {
                   c.mtp_layers = 2;

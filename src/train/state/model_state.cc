@@ -145,12 +145,15 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
   return result;
 }
 
-/// The head's small weights are gathered together, as a layer's are: with those of residual streams
+/// A head's small weights are gathered together, as a layer's are: with those of residual streams
 /// there are more than buffers for modules that it needs at a time.
 std::optional<int64_t> layer_of_module(const ParameterSpec& spec) {
   constexpr int64_t kBeforeHead = -1;
-  const bool is_small = spec.name == head_norm_name(0) || spec.name.starts_with("head_streams.");
-  return is_small ? kBeforeHead : spec.layer;
+  const bool is_small =
+      spec.name == head_norm_name(0) || spec.name.starts_with(head_streams_name(0));
+  if (is_small) return kBeforeHead;
+  if (!spec.name.starts_with("mtp_heads.")) return spec.layer;
+  return kBeforeHead - 1 - std::stoll(mtp_layer_of(spec.name));
 }
 
 std::vector<std::vector<size_t>> modules_of(const ParameterSet& parameters) {

@@ -50,6 +50,8 @@ constexpr OptionFamily kFamilies[] = {
                                       s.model.attention_multiplier = 0.125;
                                       s.model.logits_divisor = 6; }},
     {"predicted_tokens", [](Settings& s) { s.model.mtp_layers = 2; }},
+    {"predicted_tokens_of_streams", [](Settings& s) { s.model.mtp_layers = 2;
+                                                      s.model.residual_streams = 2; }},
     {"normed_predicted_tokens", [](Settings& s) { s.model.mtp_layers = 2;
                                                   s.model.mtp_normed = true; }},
     // Attention.
