@@ -89,6 +89,17 @@ TEST(V4Config, NamesWhatIsNotSupported) {
   EXPECT_THAT(error_of(config), HasSubstr("0, 4 and 128"));
 }
 
+/// transformers' gpt-oss has 7 built in.
+TEST(V4Config, LimitsAreWhatAFamilyHas) {
+  ModelConfig model = parse_config(fixture_json("gpt_oss"));
+  const Family& family = find_family("gpt_oss");
+  model.swiglu_limit = 7;
+  EXPECT_THAT(inexpressible(family, model), IsEmpty());
+  model.swiglu_limit = 5;
+  EXPECT_THAT(inexpressible(family, model),
+              ElementsAre(HasSubstr("model.swiglu_limit: 5.0 here, 7.0 there")));
+}
+
 TEST(V4Config, PublishedNamesAreThoseThatAreSavedToo) {
   EXPECT_EQ(saved_v4_name("embed.weight"), "model.embed_tokens.weight");
   EXPECT_EQ(saved_v4_name("head.weight"), "head.weight");

@@ -180,9 +180,13 @@ void draw_biases(Draw& draw, RandomLayout& result) {
   if (model.moe.num_experts == 0) return;
   model.moe.mlp_bias = draw.chance(3);
   model.moe.router_bias = draw.chance(3);
-  if (!draw.chance(4)) return;
-  model.activation = draw.of({Activation::kSwiGLUOai, Activation::kSwiGLUClamped});
-  model.swiglu_limit = draw.of({0.0, 0.5});
+  if (draw.chance(4))
+    model.activation = draw.of({Activation::kSwiGLUOai, Activation::kSwiGLUClamped});
+}
+
+/// Of a clamped SwiGLU, as published, or such that many inputs are above it.
+void draw_limit(Draw& draw, ModelConfig& model) {
+  if (is_clamped(model.activation)) model.swiglu_limit = draw.of({0.0, 0.5});
 }
 
 /// What scales hidden states, scores and logits, and when heads are normed.
@@ -443,6 +447,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_compressed_attention(draw, result);
     draw_hash_layers(draw, result);
     draw_streams(draw, result);
+    draw_limit(draw, result.settings.model);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);
