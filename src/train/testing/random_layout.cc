@@ -184,11 +184,6 @@ void draw_biases(Draw& draw, RandomLayout& result) {
     model.activation = draw.of({Activation::kSwiGLUOai, Activation::kSwiGLUClamped});
 }
 
-/// Of a clamped SwiGLU, as published, or such that many inputs are above it.
-void draw_limit(Draw& draw, ModelConfig& model) {
-  if (is_clamped(model.activation)) model.swiglu_limit = draw.of({0.0, 0.5});
-}
-
 /// What scales hidden states, scores and logits, and when heads are normed.
 void draw_multipliers(Draw& draw, ModelConfig& model) {
   model.norm_after_rotation = model.qk_norm != QkNorm::kNone && draw.chance(3);

@@ -168,6 +168,10 @@ void draw_streams(Draw& draw, RandomLayout& result) {
   model.residual_sinkhorn_iterations = 1 + draw.upto(8);
 }
 
+void draw_limit(Draw& draw, ModelConfig& model) {
+  if (is_clamped(model.activation)) model.swiglu_limit = draw.of({0.0, 0.5});
+}
+
 void draw_hash_layers(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
   const MoeConfig& moe = model.moe;
