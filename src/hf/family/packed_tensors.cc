@@ -1,7 +1,6 @@
 #include "hf/family/packed_tensors.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -11,10 +10,6 @@
 
 namespace tessera {
 namespace {
-
-/// The E2M1 numbers in the order of their codes.
-constexpr std::array<float, 16> kE2m1 = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
-                                         -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
 
 /// One expert's rows [first, first + count) of N elements, decoded to `to`. Columns are taken some
 /// at a time, so that what is written stays in the first cache.
@@ -36,10 +31,6 @@ void read_rows(const uint8_t* blocks, const uint8_t* scales, int64_t num_rows, i
 }
 
 }  // namespace
-
-float e2m1_number(int code) {
-  return kE2m1[code];
-}
 
 float e8m0_number(uint8_t code) {
   constexpr int kBias = 127;

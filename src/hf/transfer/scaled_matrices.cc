@@ -71,6 +71,20 @@ void check_scaled(const HfTensor& found, const HfTensors& tensors, const MappedT
   check_scales(found, tensors, tensor, is_pairs ? kPairBlocks : *blocks, what);
 }
 
+/// Elements [begin, end), times a scale.
+void read_pairs(const uint8_t* codes, int64_t begin, int64_t end, float scale, float* to) {
+  for (int64_t at = begin; at < end; ++at)
+    to[at - begin] = kE2m1[codes[at / 2] >> (at % 2 == 0 ? 0 : 4) & 15] * scale;
+}
+
+void read_e4m3(const uint8_t* codes, int64_t begin, int64_t end, float scale, float* to) {
+  for (int64_t at = begin; at < end; ++at) {
+    E4m3 number;
+    number.bits = codes[at];
+    to[at - begin] = static_cast<float>(number) * scale;
+  }
+}
+
 }  // namespace
 
 const HfTensor* find_scales(const HfTensors& tensors, const std::string& name) {
@@ -131,19 +145,19 @@ std::optional<ScaledMatrix> find_scaled(const HfTensors& tensors, const MappedTe
 void read_scaled(const ScaledMatrix& matrix, int64_t begin, std::span<float> to) {
   const int64_t cols = matrix.codes->entry->shape[1] * (matrix.is_pairs ? 2 : 1);
   const auto* const codes = reinterpret_cast<const uint8_t*>(matrix.codes->bytes().data());
-  const auto number = [&](int64_t at) {
-    if (matrix.is_pairs) return e2m1_number(codes[at / 2] >> (at % 2 == 0 ? 0 : 4) & 15);
-    E4m3 wide;
-    wide.bits = codes[at];
-    return static_cast<float>(wide);
-  };
-  const int64_t across = blocks_of(cols, matrix.blocks.cols);
+  const int64_t width = matrix.blocks.cols;
+  const int64_t across = blocks_of(cols, width);
   const int64_t end = begin + std::ssize(to);
   for (int64_t at = begin; at < end;) {
     const int64_t row = at / cols;
-    const int64_t row_end = std::min((row + 1) * cols, end);
     const auto own = read_scales(*matrix.scales, row / matrix.blocks.rows * across, across);
-    for (; at < row_end; ++at) to[at - begin] = number(at) * own[at % cols / matrix.blocks.cols];
+    for (int64_t block = at % cols / width; block < across && at < end; ++block) {
+      const int64_t block_end = std::min(row * cols + std::min((block + 1) * width, cols), end);
+      float* const target = to.data() + (at - begin);
+      matrix.is_pairs ? read_pairs(codes, at, block_end, own[block], target)
+                      : read_e4m3(codes, at, block_end, own[block], target);
+      at = block_end;
+    }
   }
 }
 
