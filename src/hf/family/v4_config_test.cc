@@ -67,6 +67,14 @@ TEST(V4Config, LayersAreThoseOfTheLargerModelWhereNoListSays) {
   EXPECT_THAT(model.moe.hash_layers, ElementsAre(0, 1, 2));
 }
 
+TEST(V4Config, AllLayersMaySeeAWindowAlone) {
+  json config = fixture_json("deepseek_v4");
+  config["layer_types"] = json(4, "sliding_attention");
+  const ModelConfig model = parse_config(config);
+  EXPECT_FALSE(model.compressed.has_entries());
+  EXPECT_THAT(inexpressible(find_family("deepseek_v4"), model), IsEmpty());
+}
+
 TEST(V4Config, NamesWhatIsNotSupported) {
   const auto error_with = [](const char* key, const json& value) {
     return testing::error_with("deepseek_v4", key, value);
