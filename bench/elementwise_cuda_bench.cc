@@ -173,7 +173,7 @@ void add_activations(Cases& cases) {
     add(cases, fmt::format("activation_backward {}", activation_name(kind)),
         std::make_shared<ActivationBackward>(kind), {rows(kTokens, 2 * 6144), rows(kTokens, 6144)});
   }
-  const ExpertActivation experts({.kind = Activation::kSwiGLU,
+  const ExpertActivation experts({.function = Activation::kSwiGLU,
                                   .expert_sizes = std::vector<int64_t>(kExperts, kExpertSize),
                                   .apply_prob = true});
   const ValueType pre = rows(kRoutedRows, 2 * kExpertSize);

@@ -216,7 +216,7 @@ void bench_movement(const Setting& s) {
   time("unpermute_weighted", *make_unpermute_weighted(), {rows[0], probs, row_of_TK, source_R});
   const auto probs_R = time("permute_probs", *make_permute_probs(), {probs, source_R, row_of_TK});
   const ExpertActivation activation(
-      {.kind = Activation::kSwiGLU,
+      {.function = Activation::kSwiGLU,
        .expert_sizes = std::vector<int64_t>(s.num_experts, s.inner_size),
        .apply_prob = true});
   const auto pre = random_values(s.dtype, {s.num_rows(), 2 * s.inner_size}, random);

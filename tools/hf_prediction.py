@@ -1,5 +1,7 @@
-"""Layers of multi-token prediction for transformers' models, which have none: a reference made from DeepSeek-V3's formulas
+"""Layers of multi-token prediction for transformers' models, which train none: a reference made from DeepSeek-V3's formulas
 (section 2.2, equations 21 to 25), with the names of the published weights and, as in these, states read behind the norm.
+Of DeepSeek-V4 it is made from the published inference code (`MTPBlock`): a layer reads the residual streams before the head,
+each joined with the embedding by two projections, sees a window alone, and has its own weights of the head's streams.
 """
 import copy
 
@@ -9,6 +11,9 @@ from torch import nn
 
 def attach_predictions(model, count):
     """Gives the model `count` layers of multi-token prediction, which are saved with its weights."""
+    if model.config.model_type == "deepseek_v4":
+        model.mtp = nn.ModuleList(_of_streams(model) for _ in range(count))
+        return
     if hasattr(model.config, "linear_num_key_heads"):
         assert count == 1, "its one norm is of all layers"
         model.mtp = _apart(model, count)
@@ -32,8 +37,13 @@ def _parts(model):
 
 
 def _behind(model, idx):
-    """DeepSeek-V3's and GLM-4.5's: a decoder layer behind the last one, with more modules."""
-    layer = type(model.model.layers[0])(model.config, idx)
+    """DeepSeek-V3's and GLM-4.5's: a decoder layer behind the last one and like it, with more modules."""
+    config = copy.deepcopy(model.config)
+    for key in ("layer_types", "mlp_layer_types"):
+        types = getattr(config, key, None)
+        if types is not None:
+            setattr(config, key, types + types[-1:] * (idx + 1 - len(types)))
+    layer = type(model.model.layers[0])(config, idx)
     layer.enorm, layer.hnorm, layer.eh_proj, norm = _parts(model)
     layer.shared_head = nn.Module()
     layer.shared_head.norm = norm
@@ -50,6 +60,18 @@ def _apart(model, count):
     return mtp
 
 
+def _of_streams(model):
+    """DeepSeek-V4's: a decoder layer with modules beside its own, which sees a window and has experts without a table."""
+    config = copy.deepcopy(model.config)
+    config.layer_types, config.mlp_layer_types = ["sliding_attention"], ["moe"]
+    layer = type(model.model.layers[0])(config, 0)
+    layer.enorm, layer.hnorm, _, layer.norm = _parts(model)
+    size = config.hidden_size
+    layer.e_proj, layer.h_proj = nn.Linear(size, size, bias=False), nn.Linear(size, size, bias=False)
+    layer.hc_head = type(model.model.hc_head)(config)
+    return layer
+
+
 def _modules(model):
     """Of each layer: norm of embeddings, norm of states, projection, decoder layer, norm before the head."""
     if hasattr(model, "mtp"):
@@ -59,8 +81,41 @@ def _modules(model):
     return [(layer.enorm, layer.hnorm, layer.eh_proj, layer, layer.shared_head.norm) for layer in behind]
 
 
+def _streams_before_head(base, ids):
+    held = []
+    handle = base.hc_head.register_forward_pre_hook(lambda _, inputs: held.append(inputs[0]))
+    base(input_ids=ids)
+    handle.remove()
+    return held[0]
+
+
+def _next_token_loss(model, states, ids, shift):
+    """Summed over the tokens `shift` further on than the next."""
+    logits = model.lm_head(states[:, :-1]).float()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, shift + 1:].flatten(), reduction="sum")
+
+
+def _stream_prediction_loss(model, ids):
+    base = model.model
+    state = _streams_before_head(base, ids)
+    total = 0
+    for shift, layer in enumerate(model.mtp, start=1):
+        length = ids.shape[1] - shift
+        embedded = layer.enorm(base.embed_tokens(ids[:, shift:]))
+        joined = layer.e_proj(embedded).unsqueeze(2) + layer.h_proj(layer.hnorm(state[:, :length]))
+        positions = torch.arange(length)[None]
+        seen = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - model.config.sliding_window)
+        mask = torch.zeros(length, length).masked_fill(~seen, torch.finfo(joined.dtype).min)[None, None]
+        rotation = {"main": base.rotary_emb(embedded, position_ids=positions, layer_type="main")}
+        state = layer(joined, attention_mask=mask, position_ids=positions, position_embeddings=rotation)
+        total = total + _next_token_loss(model, layer.norm(layer.hc_head(state)), ids, shift)
+    return total / len(model.mtp) / ids[:, 1:].numel()
+
+
 def prediction_loss(model, ids):
     """The mean of the layers' losses, each divided by the labels of the model's own."""
+    if model.config.model_type == "deepseek_v4":
+        return _stream_prediction_loss(model, ids)
     base = model.model
     state = base(input_ids=ids).last_hidden_state
     total = 0
@@ -74,9 +129,7 @@ def prediction_loss(model, ids):
         output = layer(joined, attention_mask=mask, position_ids=positions,
                        position_embeddings=base.rotary_emb(joined, positions))
         state = head_norm(output)
-        logits = model.lm_head(state[:, :-1]).float()
-        targets = ids[:, shift + 1:]
-        total = total + nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        total = total + _next_token_loss(model, state, ids, shift)
     return total / len(modules) / ids[:, 1:].numel()
 
 

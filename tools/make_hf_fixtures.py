@@ -52,6 +52,9 @@ CASES = {
                              original_max_position_embeddings=16))),
     "deepseek_v3_mtp": ("DeepseekV3", dict(
         SMALL, **EXPERTS, **LATENT, n_group=2, topk_group=1, num_nextn_predict_layers=2)),
+    "deepseek_v32_mtp": ("DeepseekV32", dict(
+        SMALL, **EXPERTS, **{**LATENT, "q_lora_rank": 20}, n_group=2, topk_group=1, index_topk=7, index_head_dim=12,
+        index_n_heads=10, mlp_layer_types=["dense", "sparse"], num_nextn_predict_layers=1)),
     # Sequences of 24 tokens are longer than what is chosen, twice; pages and caches of tests are, too.
     "deepseek_v32": ("DeepseekV32", dict(
         SMALL, **EXPERTS, **{**LATENT, "q_lora_rank": 20}, num_hidden_layers=3, n_group=2, topk_group=1,
@@ -261,10 +264,15 @@ CASES = {
             main=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5),
             compress=dict(rope_type="yarn", rope_theta=2000.0, partial_rotary_factor=0.5, factor=4.0,
                           attention_factor=1.0, original_max_position_embeddings=16)))),
+    "deepseek_v4_mtp": ("DeepseekV4", dict(
+        DEEPSEEK_V4, num_hidden_layers=2, rms_norm_eps=1e-3, hc_mult=3, hc_sinkhorn_iters=4, hc_eps=1e-3,
+        layer_types=["heavily_compressed_attention", "compressed_sparse_attention"], mlp_layer_types=["hash_moe", "moe"],
+        compress_rates=dict(compressed_sparse_attention=4, heavily_compressed_attention=7), n_routed_experts=6,
+        partial_rotary_factor=0.5, num_nextn_predict_layers=2)),
     # By the names of older files.
     "deepseek_v4_older": ("DeepseekV4", dict(
         DEEPSEEK_V4, num_hidden_layers=2, rms_norm_eps=1e-3, hc_mult=2, compress_ratios=[4, 0], compress_rate_csa=3, num_hash_layers=1,
-        qk_rope_head_dim=6, n_routed_experts=4, scoring_func="sigmoid")),
+        qk_rope_head_dim=6, n_routed_experts=4, scoring_func="sigmoid", swiglu_limit=1.5)),
     # Sequences of 24 tokens are within one's original context, and beyond the other's.
     "phimoe": ("Phimoe", dict(
         PHIMOE, num_hidden_layers=3, rms_norm_eps=1e-3, attention_bias=True, lm_head_bias=True, sliding_window=9,
@@ -287,14 +295,14 @@ CASES = {
 PUBLISHED_TYPES = {"kimi_k2": "kimi_k2"}
 
 # Seeds of cases whose own, made of their names, let an indexer choose between scores that are next to equal.
-SEEDS = {"deepseek_v32": 24, "glm_moe_dsa": 8}
+SEEDS = {"deepseek_v32": 24, "deepseek_v32_mtp": 224, "glm_moe_dsa": 8}
 LEAST_GAP = 2e-4
 
 # Families that draw experts in training, whose truth is that of evaluation.
 EVALUATED = ("Phimoe",)
 
 # Layers of multi-token prediction (hf_prediction.py), whose mean loss enters the loss times this.
-PREDICTIONS = {"deepseek_v3_mtp": 2, "glm4_moe_mtp": 1, "qwen3_next_mtp": 1}
+PREDICTIONS = {"deepseek_v3_mtp": 2, "deepseek_v32_mtp": 1, "deepseek_v4_mtp": 2, "glm4_moe_mtp": 1, "qwen3_next_mtp": 1}
 PREDICTION_WEIGHT = 0.3
 
 
@@ -452,6 +460,12 @@ def name_dense_published(path):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def name_stream_heads(path):
+    """Weights of the head's streams in layers of multi-token prediction, by their published names."""
+    tensors = {re.sub(r"^(mtp\.\d+)\.hc_head\.hc_", r"\1.hc_head_", name): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 def name_published(path, model_type):
     config = json.loads(path.read_text())
     config["model_type"] = model_type
@@ -494,6 +508,9 @@ def make(case, root):
     loss, output = find_loss(model, ids)
     loss.backward()
     save_gradients(model, folder)
+    if family == "DeepseekV4" and case in PREDICTIONS:
+        for file in ("model.safetensors", "grads.safetensors"):
+            name_stream_heads(folder / file)
     if family == "KimiLinear":
         for file in ("model.safetensors", "grads.safetensors"):
             name_dense_published(folder / file)

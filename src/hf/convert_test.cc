@@ -23,6 +23,15 @@ std::string text_of(const fs::path& path) {
   return read_text_file(path);
 }
 
+/// What the names of a layer's tensors begin with.
+std::string layer_prefix(const ImportedConfig& config, int64_t layer) {
+  const PredictionNames names = config.family->predictions;
+  const int64_t depth = layer - config.model.num_layers;
+  if (depth >= 0 && names == PredictionNames::kApart) return fmt::format("mtp.layers.{}.", depth);
+  if (depth >= 0 && names == PredictionNames::kStreams) return fmt::format("mtp.{}.", depth);
+  return fmt::format("model.layers.{}.", layer);
+}
+
 /// Experts of each layer in two tensors, as transformers 5 names them.
 LooseTensors fuse_experts(const LooseTensors& tensors, const std::string& fixture) {
   const ImportedConfig config = fixture_config(fixture);
@@ -38,8 +47,7 @@ LooseTensors fuse_experts(const LooseTensors& tensors, const std::string& fixtur
   const ModelConfig& model = config.model;
   for (int64_t layer = 0; layer < model.all_layers(); ++layer) {
     if (!model.is_moe_layer(layer)) continue;
-    const bool apart = model.is_mtp_layer(layer) && fused.contains("mtp.fc.weight");
-    const std::string of_layer = apart ? "mtp.layers.0." : fmt::format("model.layers.{}.", layer);
+    const std::string of_layer = layer_prefix(config, layer);
     const std::string from = fmt::format("{}{}.experts.", of_layer, config.family->moe_name);
     const bool renamed = config.family->moe_name == "block_sparse_moe";
     const std::string to =

@@ -8,6 +8,7 @@
 #include "hf/checkpoint_writer.h"
 #include "hf/convert.h"
 #include "hf/family/name_list.h"
+#include "hf/family/packed_tensors.h"
 #include "hf/family/prediction_layers.h"
 #include "hf/family/v4_json.h"
 #include "hf/folder_builder.h"
@@ -163,11 +164,13 @@ HfRecord make_record(const TensorMap& map, const HfTensors& tensors, const HfLay
 
 void note_scaled(Import& work) {
   int64_t scaled = 0;
+  int64_t pairs = 0;
   int64_t packed = 0;
   for (const MappedTensor& tensor : work.map.hf) {
     const HfTensor* found = work.tensors.find(tensor.name);
     packed += found == nullptr ? 1 : 0;
     scaled += found != nullptr && found->entry->dtype == DType::kE4M3 ? 1 : 0;
+    pairs += found != nullptr && holds_pairs(*found->entry, tensor.shape) ? 1 : 0;
   }
   const auto note = [&](int64_t count, const char* what) {
     if (count == 0) return;
@@ -177,6 +180,7 @@ void note_scaled(Import& work) {
                     count, what, work.dtype == DType::kBF16 ? "BF16" : "F32"));
   };
   note(scaled, "matrices of E4M3");
+  note(pairs, "matrices of E2M1");
   note(packed, "tensors of MXFP4");
 }
 

@@ -38,6 +38,22 @@ TEST_F(Prediction, IsTakenInWithANote) {
   }
 }
 
+/// Of DeepSeek-V4, which has two projections and reads the streams before the head's norm.
+TEST_F(Prediction, OfStreamsIsTakenIn) {
+  const auto report = import_plain(hf_fixture("deepseek_v4_mtp"), scratch_ / "own");
+  EXPECT_THAT(report.notes, ::testing::Contains(HasSubstr("model.mtp_layers is 2")));
+  EXPECT_FALSE(fixture_config("deepseek_v4_mtp").model.mtp_normed);
+  const LooseTensors own = read_loose(scratch_ / "own/model-00000.safetensors");
+  const LooseTensors given = read_loose(hf_fixture("deepseek_v4_mtp"));
+  for (const auto& [ours, theirs] :
+       std::map<std::string, std::string>{{"mtp.1.embed_proj.weight", "mtp.1.e_proj.weight"},
+                                          {"mtp.1.hidden_proj.weight", "mtp.1.h_proj.weight"},
+                                          {"mtp.1.embed_norm.weight", "mtp.1.enorm.weight"},
+                                          {"mtp_heads.1.norm.weight", "mtp.1.norm.weight"},
+                                          {"mtp_heads.1.head_streams.weight", "mtp.1.hc_head_fn"}})
+    EXPECT_EQ(own.at(ours), given.at(theirs)) << ours;
+}
+
 TEST_F(Prediction, IsLeftOutWhenAskedTo) {
   const auto report = import_plain(hf_fixture("glm4_moe_mtp"), scratch_ / "own",
                                    [](ImportRequest& request) { request.drop_mtp = true; });
@@ -72,6 +88,10 @@ TEST_F(Prediction, IsRefusedInPartAndWhereItIsUnknown) {
   EXPECT_THAT(import_changed([](LooseTensors& changed) { changed.erase("mtp.norm.weight"); },
                              "qwen3_next_mtp"),
               HasSubstr("missing (1): 'mtp.norm.weight'"));
+  std::filesystem::remove_all(scratch_ / "source");
+  EXPECT_THAT(import_changed([](LooseTensors& changed) { changed.erase("mtp.1.hc_head_base"); },
+                             "deepseek_v4_mtp"),
+              HasSubstr("missing (1): 'mtp.1.hc_head_base'"));
   std::filesystem::remove_all(scratch_ / "source");
   EXPECT_THAT(import_changed(
                   [](LooseTensors& changed) {

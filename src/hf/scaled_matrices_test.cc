@@ -39,17 +39,17 @@ LooseTensor make_loose(DType dtype, const Shape& shape) {
 }
 
 /// A matrix in E4M3, its scales, and what both stand for.
-struct ScaledMatrix {
+struct ScaledLoose {
   LooseTensor codes, scales, values;
 };
 
-ScaledMatrix scale_matrix(const LooseTensor& matrix) {
+ScaledLoose scale_matrix(const LooseTensor& matrix) {
   const int64_t rows = matrix.shape[0];
   const int64_t cols = matrix.shape[1];
   const int64_t across = (cols + kCols - 1) / kCols;
   const Shape blocks{(rows + kRows - 1) / kRows, across};
-  ScaledMatrix result{make_loose(DType::kE4M3, matrix.shape), make_loose(DType::kF32, blocks),
-                      make_loose(DType::kF32, matrix.shape)};
+  ScaledLoose result{make_loose(DType::kE4M3, matrix.shape), make_loose(DType::kF32, blocks),
+                     make_loose(DType::kF32, matrix.shape)};
   for (int64_t i = 0; i < rows * cols; ++i) {
     const int64_t block = i / cols / kRows * across + i % cols / kCols;
     const float amax = std::max(float_at(result.scales, block), std::abs(float_at(matrix, i)));
@@ -80,7 +80,7 @@ class ScaledModel : public ::testing::TestWithParam<std::string> {
         scaled[name] = whole[name] = tensor;
         continue;
       }
-      ScaledMatrix matrix = scale_matrix(tensor);
+      ScaledLoose matrix = scale_matrix(tensor);
       scaled[name] = std::move(matrix.codes);
       scaled[name + "_scale_inv"] = std::move(matrix.scales);
       whole[name] = std::move(matrix.values);

@@ -78,27 +78,28 @@ struct GeluTanh : PlainOther {
   }
 };
 
-/// x · sigmoid(kGain · x) of a clamped gate, and the other factor, of Activation::kSwiGLUOai or
+/// x · sigmoid(gain · x) of a clamped gate, and the other factor, of Activation::kSwiGLUOai or
 /// kSwiGLUClamped. Gradients of what is clamped are 0, as PyTorch's.
-template <typename Clamp>
 struct ClampedSilu {
-  static simd::Vec value(simd::Vec gate) {
-    const simd::Vec x = gate > Clamp::kLimit ? simd::broadcast(Clamp::kLimit) : gate;
-    return x * simd::sigmoid(Clamp::kGain * x);
+  ClampConstants c;
+
+  simd::Vec value(simd::Vec gate) const {
+    const simd::Vec x = gate > c.limit ? simd::broadcast(c.limit) : gate;
+    return x * simd::sigmoid(c.gain * x);
   }
-  static Slope slope(simd::Vec gate) {
-    const simd::Vec x = gate > Clamp::kLimit ? simd::broadcast(Clamp::kLimit) : gate;
-    const simd::Vec s = simd::sigmoid(Clamp::kGain * x);
-    const simd::Vec derivative = s * (1.0F + Clamp::kGain * x * (1.0F - s));
-    return {x * s, gate > Clamp::kLimit ? simd::Vec{} : derivative};
+  Slope slope(simd::Vec gate) const {
+    const simd::Vec x = gate > c.limit ? simd::broadcast(c.limit) : gate;
+    const simd::Vec s = simd::sigmoid(c.gain * x);
+    const simd::Vec derivative = s * (1.0F + c.gain * x * (1.0F - s));
+    return {x * s, gate > c.limit ? simd::Vec{} : derivative};
   }
-  static simd::Vec other(simd::Vec up) {
-    const simd::Vec below = up > Clamp::kLimit ? simd::broadcast(Clamp::kLimit) : up;
-    return (below < -Clamp::kLimit ? simd::broadcast(-Clamp::kLimit) : below) + Clamp::kOffset;
+  simd::Vec other(simd::Vec up) const {
+    const simd::Vec below = up > c.limit ? simd::broadcast(c.limit) : up;
+    return (below < -c.limit ? simd::broadcast(-c.limit) : below) + c.offset;
   }
-  static simd::Vec other_grad(simd::Vec up, simd::Vec grad) {
-    const simd::Vec below = up > Clamp::kLimit ? simd::Vec{} : grad;
-    return up < -Clamp::kLimit ? simd::Vec{} : below;
+  simd::Vec other_grad(simd::Vec up, simd::Vec grad) const {
+    const simd::Vec below = up > c.limit ? simd::Vec{} : grad;
+    return up < -c.limit ? simd::Vec{} : below;
   }
 };
 
@@ -112,11 +113,11 @@ struct SquaredRelu : PlainOther {
   static simd::Vec positive(simd::Vec x) { return x < 0.0F ? simd::Vec{} : x; }
 };
 
-/// Calls run(Silu{}), run(Gelu{}), run(GeluTanh{}), run(ClampedSilu<...>{}) or run(SquaredRelu{}),
-/// whichever `kind` applies to its (gate) input.
+/// Calls run(Silu{}), run(Gelu{}), run(GeluTanh{}), run(ClampedSilu{...}) or run(SquaredRelu{}),
+/// whichever the activation applies to its (gate) input.
 template <typename Run>
-void with_activation(Activation kind, Run run) {
-  switch (kind) {
+void with_activation(const ActivationFunction& function, Run run) {
+  switch (function.kind) {
     case Activation::kSwiGLU:
       return run(Silu{});
     case Activation::kGeGLU:
@@ -126,9 +127,8 @@ void with_activation(Activation kind, Run run) {
     case Activation::kGeluTanh:
       return run(GeluTanh{});
     case Activation::kSwiGLUOai:
-      return run(ClampedSilu<OaiClamp>{});
     case Activation::kSwiGLUClamped:
-      return run(ClampedSilu<PlainClamp>{});
+      return run(ClampedSilu{clamp_of(function)});
     case Activation::kRelu2:
       return run(SquaredRelu{});
   }

@@ -3,6 +3,7 @@
 #include <map>
 #include <variant>
 
+#include "ops/block_linear/block_linear.h"
 #include "ops/embedding/embedding.h"
 #include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
@@ -82,6 +83,22 @@ ShardStatesOf joined_linear_wgrad(const AxisCall& call) {
     default:
       return follow(call, "x:th g:ta k:tb l:tc m:td -> w:ah=xg v:bh=xk u:ch=xl s:dh=xm");
   }
+}
+
+/// Blocks go with their rows of the weight; of one that all share, every rank needs all.
+ShardStatesOf block_linear(const AxisCall& call) {
+  const bool shared = dynamic_cast<const BlockLinear&>(call.op).shared();
+  return follow(call, shared ? "x:tN w:RC -> y:tM=xw" : "x:tn w:nC -> y:tn=xw");
+}
+
+ShardStatesOf block_linear_dgrad(const AxisCall& call) {
+  const bool shared = dynamic_cast<const BlockLinearDgrad&>(call.op).shared();
+  return follow(call, shared ? "g:tM w:RC -> dx:tN=gw" : "g:tn w:nC -> dx:tn=gw");
+}
+
+ShardStatesOf block_linear_wgrad(const AxisCall& call) {
+  const bool shared = dynamic_cast<const BlockLinearWgrad&>(call.op).shared();
+  return follow(call, shared ? "x:tN g:tM -> dw:RC=xg" : "x:tn g:tn -> dw:nC=xg");
 }
 
 /// Of matrices that are turned, what belonged to an expert still does.
@@ -318,9 +335,9 @@ const std::map<std::string_view, Rule>& rules() {
       {"linear_dgrad", "g:to w:oh a:th -> dx:th=gw+a"},
       {"linear_wgrad", "x:th g:to -> dw:oh=xg"},
       {"linear_bias_grad", "g:to -> db:o=g"},
-      {"block_linear", "x:tn w:nC -> y:tn=xw"},
-      {"block_linear_dgrad", "g:tn w:nC -> dx:tn=gw"},
-      {"block_linear_wgrad", "x:tn g:tn -> dw:nC=xg"},
+      {"block_linear", block_linear},
+      {"block_linear_dgrad", block_linear_dgrad},
+      {"block_linear_wgrad", block_linear_wgrad},
       {"round_values", round_values},
       {"quantize", quantize},
       {"turn_blocks", turn_blocks},

@@ -67,15 +67,19 @@ struct FileDType {
   std::string_view name;
   DType dtype;
 };
-constexpr std::array<FileDType, 9> kFileDTypes = {{{"F32", DType::kF32},
-                                                   {"BF16", DType::kBF16},
-                                                   {"I32", DType::kI32},
-                                                   {"I64", DType::kI64},
-                                                   {"F64", DType::kF64},
-                                                   {"U8", DType::kU8},
-                                                   {"U16", DType::kU16},
-                                                   {"F16", DType::kF16},
-                                                   {"F8_E4M3", DType::kE4M3}}};
+/// A type is written by the first of its names. Signed bytes and exponents of E8M0 are read as
+/// bytes, which those who take them interpret.
+constexpr std::array<FileDType, 11> kFileDTypes = {{{"F32", DType::kF32},
+                                                    {"BF16", DType::kBF16},
+                                                    {"I32", DType::kI32},
+                                                    {"I64", DType::kI64},
+                                                    {"F64", DType::kF64},
+                                                    {"U8", DType::kU8},
+                                                    {"U16", DType::kU16},
+                                                    {"F16", DType::kF16},
+                                                    {"F8_E4M3", DType::kE4M3},
+                                                    {"I8", DType::kU8},
+                                                    {"F8_E8M0", DType::kU8}}};
 
 }  // namespace
 

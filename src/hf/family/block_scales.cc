@@ -19,7 +19,7 @@ json known_keys() {
   return {{"quant_method", "fp8"},
           {"fmt", "e4m3"},
           {"activation_scheme", nullptr},  // of inference
-          {"scale_fmt", nullptr},          // ue8m0: scales are powers of two, stored as the others
+          {"scale_fmt", nullptr},          // ue8m0: scales are powers of two, of whatever type
           {"weight_block_size", nullptr},  // read below
           {"modules_to_not_convert", nullptr},
           {"ignored_layers", nullptr},  // what is stored whole is seen by its type
@@ -83,6 +83,7 @@ bool read_mxfp4(const json& value, std::string_view where) {
 std::string without_quantization(std::string_view text) {
   auto config = nlohmann::ordered_json::parse(text.begin(), text.end());
   config.erase(std::string(kKey));
+  config.erase("expert_dtype");  // what DeepSeek-V4 says of its experts' numbers beside it
   return config.dump(2) + "\n";
 }
 

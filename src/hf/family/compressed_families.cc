@@ -17,10 +17,10 @@ constexpr Family kDeepseekV4 = {
         "compress_rate_csa": null, "compress_rate_hca": null, "sliding_window": 128,
         "o_groups": 8, "o_lora_rank": 1024, "index_n_heads": 64, "index_head_dim": 128,
         "index_topk": 512, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
-        "mlp_layer_types": null, "num_hash_layers": null})",
+        "swiglu_limit": 10.0, "mlp_layer_types": null, "num_hash_layers": null})",
     // Of `norm_topk_prob`, transformers' routers read nothing and normalize.
     .fixed = R"({"num_key_value_heads": 1, "n_shared_experts": 1, "norm_topk_prob": true,
-        "swiglu_limit": 10.0, "output_router_logits": false})",
+        "output_router_logits": false, "expert_dtype": {"any": ["fp8", "fp4"]}})",
     .unused = R"(["router_aux_loss_coef", "topk_method"])",
     .interleaved = true,
     .attention_sinks = true,
@@ -35,6 +35,7 @@ constexpr Family kDeepseekV4 = {
     .sinks_name = "attn_sink",
     .layer_norms = {"attn_norm", "ffn_norm"},
     .head_name = "head",
+    .predictions = PredictionNames::kStreams,
 };
 
 constexpr std::array kCompressedFamilies = {kDeepseekV4};

@@ -82,13 +82,17 @@ enum class MambaRule {
   kNemotron,
 };
 
-/// What published files call layers of multi-token prediction, which read states behind the final
-/// norm (ModelConfig::mtp_normed), one projection being of embedding and state side by side.
+/// What published files call layers of multi-token prediction, which, where nothing else is said,
+/// read states behind the final norm (ModelConfig::mtp_normed), one projection being of embedding
+/// and state side by side.
 enum class PredictionNames {
   kNone,  ///< nothing that is taken in
   /// DeepSeek-V3's: layers behind the last one, which also repeat embedding and head
   kBehindLayers,
   kApart,  ///< Qwen3-Next's: "mtp.", with one layer
+  /// DeepSeek-V4's: "mtp.N.", which read the streams before the head, and have two projections and
+  /// weights of the head's streams of their own
+  kStreams,
 };
 
 struct Family {

@@ -53,6 +53,8 @@ class MapBuilder {
   void add_layer(int64_t layer, const std::string& hf);
   /// In prediction_layers.cc.
   void add_prediction(int64_t layer);
+  /// DeepSeek-V4's, in map_v4.cc.
+  void add_stream_prediction(int64_t layer);
   void add_projection(const std::string& hf_name, const std::string& own_name, const Shape& shape,
                       bool bias);
   std::string attention_name() const {

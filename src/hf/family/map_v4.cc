@@ -1,4 +1,5 @@
 #include "hf/family/map_builder.h"
+#include "model/build/layer_program.h"
 
 namespace tessera {
 
@@ -44,6 +45,19 @@ void MapBuilder::add_streams(const std::string& hf, const std::string& own, int6
   link(hf + "fn", {count, model_.state_width()}, own + "weight");
   link_vector(hf + "base", count, own + "base");
   link_vector(hf + "scale", count == model_.residual_streams ? 1 : 3, own + "scale");
+}
+
+void MapBuilder::add_stream_prediction(int64_t layer) {
+  const int64_t depth = layer - model_.num_layers;
+  const int64_t size = model_.hidden_size;
+  const std::string hf = fmt::format("mtp.{}.", depth);
+  add_layer(layer, hf);
+  link_norm(hf + "enorm.weight", size, own_ + "embed_norm.weight");
+  link_norm(hf + "hnorm.weight", size, own_ + "hidden_norm.weight");
+  link(hf + "e_proj.weight", {size, size}, own_ + "embed_proj.weight");
+  link(hf + "h_proj.weight", {size, size}, own_ + "hidden_proj.weight");
+  link_norm(hf + "norm.weight", size, head_norm_name(depth + 1));
+  add_streams(hf + "hc_head_", head_streams_name(depth + 1), model_.residual_streams);
 }
 
 void MapBuilder::add_hash_table(const std::string& hf) {

@@ -1,7 +1,6 @@
 #include "hf/family/packed_tensors.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -11,16 +10,6 @@
 
 namespace tessera {
 namespace {
-
-/// The E2M1 numbers in the order of their codes.
-constexpr std::array<float, 16> kE2m1 = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
-                                         -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
-
-float scale_of(uint8_t code) {
-  constexpr int kBias = 127;
-  return code == 255 ? std::numeric_limits<float>::quiet_NaN()
-                     : std::ldexp(1.0F, static_cast<int>(code) - kBias);
-}
 
 /// One expert's rows [first, first + count) of N elements, decoded to `to`. Columns are taken some
 /// at a time, so that what is written stays in the first cache.
@@ -35,13 +24,24 @@ void read_rows(const uint8_t* blocks, const uint8_t* scales, int64_t num_rows, i
       for (int64_t k = first; k < first + count; ++k) {
         const int code = codes[k / 2] >> (k % 2 == 0 ? 0 : 4) & 15;
         to[(k - first) * num_cols + c] =
-            kE2m1[code] * scale_of(scales[c * groups + k / kMxfp4Block]);
+            kE2m1[code] * e8m0_number(scales[c * groups + k / kMxfp4Block]);
       }
     }
   }
 }
 
 }  // namespace
+
+float e8m0_number(uint8_t code) {
+  constexpr int kBias = 127;
+  return code == 255 ? std::numeric_limits<float>::quiet_NaN()
+                     : std::ldexp(1.0F, static_cast<int>(code) - kBias);
+}
+
+bool holds_pairs(const SafetensorsEntry& entry, const Shape& matrix) {
+  return entry.dtype == DType::kU8 && matrix.rank() == 2 &&
+         entry.shape == Shape{matrix[0], matrix[1] / 2} && matrix[1] % 2 == 0;
+}
 
 std::string packed_blocks_name(const std::string& name) {
   return name + "_blocks";

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,6 +20,17 @@ struct PackedTensor {
 };
 
 inline constexpr int64_t kMxfp4Block = 32;
+
+/// The E2M1 numbers in the order of their codes.
+inline constexpr std::array<float, 16> kE2m1 = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,
+                                                4.0F,  6.0F,  -0.0F, -0.5F, -1.0F, -1.5F,
+                                                -2.0F, -3.0F, -4.0F, -6.0F};
+/// 2^(code - 127), as E8M0 has it; NaN of 255.
+float e8m0_number(uint8_t code);
+
+/// Whether a tensor of a file holds a matrix of that shape as bytes of two E2M1 numbers, the one of
+/// the lower column in the lower half.
+bool holds_pairs(const SafetensorsEntry& entry, const Shape& matrix);
 
 std::string packed_blocks_name(const std::string& name);
 std::string packed_scales_name(const std::string& name);

@@ -131,6 +131,10 @@ void plain_queries(ModelConfig& plain) {
 
 }  // namespace
 
+double swiglu_limit(const ModelConfig& model) {
+  return model.swiglu_limit > 0 ? model.swiglu_limit : published_limit(model.activation);
+}
+
 double plain_scale(const ModelConfig& model) {
   return 1.0 / std::sqrt(static_cast<double>(model.head_dim()));
 }
@@ -153,6 +157,7 @@ ModelConfig plain_model(const ModelConfig& model) {
     if (model.has_window(layer)) plain.window_layers.push_back(layer);
   }
   if (model.attention_multiplier == plain_scale(model)) plain.attention_multiplier = 0;
+  plain.swiglu_limit = swiglu_limit(model);
   plain.init_deviation = ModelConfig{}.init_deviation;
   plain.mtp_loss_coefficient = ModelConfig{}.mtp_loss_coefficient;
   plain.rope = plain_rope(model.rope);

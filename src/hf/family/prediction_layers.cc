@@ -32,10 +32,18 @@ int64_t count_prediction_layers(const Family& family, int64_t num_layers,
   if (family.predictions == PredictionNames::kApart)
     return tensors.find("mtp.fc.weight") != nullptr ? 1 : 0;
   int64_t count = 0;
+  while (family.predictions == PredictionNames::kStreams &&
+         tensors.find(fmt::format("mtp.{}.e_proj.weight", count)) != nullptr)
+    ++count;
   while (family.predictions == PredictionNames::kBehindLayers &&
          tensors.find(layer_name(num_layers + count, "eh_proj.weight")) != nullptr)
     ++count;
   return count;
+}
+
+/// Whether its layers read states behind the final norm.
+bool reads_normed(const Family& family) {
+  return family.predictions != PredictionNames::kStreams;
 }
 
 }  // namespace
@@ -52,7 +60,7 @@ std::vector<std::string> find_prediction_tensors(const HfTensors& tensors, int64
 void take_predictions(ImportedConfig& config, const HfTensors& tensors) {
   ModelConfig& model = config.model;
   model.mtp_layers = count_prediction_layers(*config.family, model.num_layers, tensors);
-  model.mtp_normed = model.mtp_layers > 0;
+  model.mtp_normed = model.mtp_layers > 0 && reads_normed(*config.family);
   if (model.mtp_layers > 0)
     config.notes.push_back(fmt::format(
         "model.mtp_layers is {}: multi-token prediction is taken in, and trained where it is left "
@@ -64,7 +72,7 @@ std::string why_without_predictions(const Family& family, const ModelConfig& mod
   if (model.mtp_layers == 0) return "";
   if (family.predictions == PredictionNames::kNone)
     return fmt::format("files of model type '{}' have no names for it here", family.model_type);
-  if (!model.mtp_normed)
+  if (!model.mtp_normed && reads_normed(family))
     return "its layers read states before the final norm, and those of published models behind it "
            "(model.mtp_normed)";
   if (family.predictions == PredictionNames::kApart && model.mtp_layers > 1)
@@ -75,7 +83,9 @@ std::string why_without_predictions(const Family& family, const ModelConfig& mod
 
 std::string with_prediction_count(const Family& family, const std::string& config, int64_t count) {
   using json = nlohmann::ordered_json;
-  if (family.predictions != PredictionNames::kBehindLayers) return config;
+  const bool has_key = family.predictions == PredictionNames::kBehindLayers ||
+                       family.predictions == PredictionNames::kStreams;
+  if (!has_key) return config;
   json values = json::parse(config);
   if (values.contains(kCountKey) && values[kCountKey] == count) return config;
   values[kCountKey] = count;
@@ -83,6 +93,7 @@ std::string with_prediction_count(const Family& family, const std::string& confi
 }
 
 void MapBuilder::add_prediction(int64_t layer) {
+  if (family_.predictions == PredictionNames::kStreams) return add_stream_prediction(layer);
   const int64_t depth = layer - model_.num_layers;
   const int64_t size = model_.hidden_size;
   const bool apart = family_.predictions == PredictionNames::kApart;

@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Published{"qwen3next-80b.json", 79.7},
                       Published{"granite40-h-small.json", 32.2},
                       Published{"nemotron3-nano.json", 31.6}, Published{"llama4-scout.json", 107.8},
-                      Published{"gemma4-26b.json", 25.2}),
+                      Published{"gemma4-26b.json", 25.2}, Published{"dsv4flash.json", 284}),
     [](const auto& info) { return "Config" + std::to_string(info.index); });
 
 }  // namespace

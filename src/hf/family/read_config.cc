@@ -111,6 +111,7 @@ void read_shape(const ConfigJson& config, ModelConfig& model) {
   model.num_heads = config.bounded("num_attention_heads", 1, kMaxHeads);
   model.inner_size = config.bounded(dense_key(config.family()), 1, kMaxWidth);
   model.activation = read_activation(config);
+  if (config.family().has_key("swiglu_limit")) model.swiglu_limit = config.positive("swiglu_limit");
   model.norm_eps = config.positive("rms_norm_eps");
   require(model.norm_eps <= 1, "{}: 'rms_norm_eps' must be at most 1, found {}", config.where(),
           model.norm_eps);

@@ -299,6 +299,12 @@ void read_compressed_ropes(const ConfigJson& config, ModelConfig& model) {
   model.compressed_rope = read_rope_of(config, kCompressType, model.compressed.rope_size);
 }
 
+/// What rotates layers with compressed tokens says nothing where there are none.
+void read_v4_ropes(const ConfigJson& config, ModelConfig& model) {
+  read_compressed_ropes(config, model);
+  if (!model.compressed.has_entries()) model.compressed_rope = {};
+}
+
 }  // namespace
 
 double rotated_share(const ModelConfig& model) {
@@ -326,7 +332,7 @@ void read_rope(const ConfigJson& config, ModelConfig& model) {
     return;
   }
   const RopeRule rule = config.family().rope;
-  if (rule == RopeRule::kByCompression) return read_compressed_ropes(config, model);
+  if (rule == RopeRule::kByCompression) return read_v4_ropes(config, model);
   if (rule == RopeRule::kNever) {
     model.rope = {.fraction = 0};
     return;

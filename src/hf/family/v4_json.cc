@@ -204,6 +204,14 @@ void write_v4(const Family& family, const ModelConfig& model, json& values) {
 }
 
 std::string saved_v4_name(const std::string& published) {
+  constexpr std::string_view kScale = ".scale";
+  constexpr std::string_view kKeyNorm = ".attn.kv_norm.weight";
+  const auto without = [&](std::string_view end) {
+    return published.substr(0, published.size() - end.size());
+  };
+  if (published.ends_with(kScale)) return saved_v4_name(without(kScale) + ".weight") + "_scale_inv";
+  // transformers' way back takes it for a compressor's norm.
+  if (published.ends_with(kKeyNorm)) return saved_v4_name(without(kKeyNorm) + ".attn.norm.weight");
   if (published == "embed.weight") return "model.embed_tokens.weight";
   if (published == "norm.weight") return "model.norm.weight";
   if (published.starts_with("hc_head_")) return "model.hc_head.hc_" + published.substr(8);

@@ -17,7 +17,9 @@ void read_v4(const ConfigJson& config, ModelConfig& model);
 /// Sets those keys in the object `values`, after everything else.
 void write_v4(const Family& family, const ModelConfig& model, nlohmann::json& values);
 
-/// The name that transformers saves a tensor by, which published files begin without "model.".
+/// The name that transformers saves a tensor by, which published files begin without "model.". What
+/// they name "X.scale" are the scales of the matrix "X.weight", as transformers' loading of FP8 has
+/// it (FineGrainedFP8HfQuantizer).
 std::string saved_v4_name(const std::string& published);
 
 }  // namespace tessera

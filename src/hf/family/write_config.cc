@@ -67,6 +67,7 @@ void write_shape(ConfigWriter& config, const ModelConfig& model) {
   config.set("head_dim", model.head_dim());
   config.set("rms_norm_eps", model.norm_eps);
   config.put("hidden_act", activation_name_of(model.activation));
+  config.set("swiglu_limit", swiglu_limit(model));
   config.put("initializer_range", model.init_deviation);
   config.put("tie_word_embeddings", model.tie_embeddings);
   config.set("embedding_multiplier", model.embedding_multiplier);

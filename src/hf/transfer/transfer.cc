@@ -17,7 +17,7 @@ constexpr int64_t kPieceBytes = int64_t{8} << 20;
 class HfSource final : public ElementSource {
  public:
   HfSource(const TensorMap& map, const HfTensors& tensors, const std::optional<BlockScales>& blocks)
-      : map_(map), blocks_(blocks) {
+      : map_(map) {
     std::set<const SafetensorsReader*> files;
     for (const MappedTensor& tensor : map.hf) {
       tensors_.push_back(tensors.find(tensor.name));
@@ -25,19 +25,17 @@ class HfSource final : public ElementSource {
                                                    : std::nullopt);
       if (packed_.back()) {
         files.insert({packed_.back()->blocks->file, packed_.back()->scales->file});
-        scales_.push_back(nullptr);
+        scaled_.emplace_back();
         continue;
       }
       files.insert(tensors_.back()->file);
-      const bool scaled = tensors_.back()->entry->dtype == DType::kE4M3;
-      scales_.push_back(scaled ? find_scales(tensors, tensor.name) : nullptr);
-      ensure(!scaled || (scales_.back() != nullptr && blocks_), "scales of '{}'", tensor.name);
-      if (scaled) files.insert(scales_.back()->file);
+      scaled_.push_back(find_scaled(tensors, tensor, blocks));
+      if (scaled_.back()) files.insert(scaled_.back()->scales->file);
     }
     files_.assign(files.begin(), files.end());
   }
   DType dtype(size_t tensor) const override {
-    const bool coded = packed_[tensor] || scales_[tensor] != nullptr;
+    const bool coded = packed_[tensor] || scaled_[tensor];
     return coded ? DType::kF32 : tensors_[tensor]->entry->dtype;
   }
   std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) override {
@@ -46,9 +44,9 @@ class HfSource final : public ElementSource {
       read_packed(*packed_[tensor], begin, values_);
       return std::as_bytes(std::span(values_));
     }
-    if (scales_[tensor] != nullptr) {
+    if (scaled_[tensor]) {
       values_.resize(count);
-      read_scaled(*tensors_[tensor], *scales_[tensor], *blocks_, begin, values_);
+      read_scaled(*scaled_[tensor], begin, values_);
       return std::as_bytes(std::span(values_));
     }
     const int64_t size = dtype_size(dtype(tensor));
@@ -61,9 +59,8 @@ class HfSource final : public ElementSource {
 
  private:
   const TensorMap& map_;
-  std::optional<BlockScales> blocks_;
   std::vector<const HfTensor*> tensors_;
-  std::vector<const HfTensor*> scales_;  // null: the elements are the values
+  std::vector<std::optional<ScaledMatrix>> scaled_;  // empty: the elements are the values
   std::vector<std::optional<PackedTensor>> packed_;
   std::vector<const SafetensorsReader*> files_;
   std::vector<float> values_;

@@ -57,8 +57,8 @@ class PageKeeper {
   int64_t num_bytes_ = 0;
 };
 
-/// The tensors of a Hugging Face folder, numbered as in `map.hf`; all must be there. E4M3 matrices
-/// and MXFP4 tensors are read as F32, by their scales.
+/// The tensors of a Hugging Face folder, numbered as in `map.hf`; all must be there. Matrices of
+/// E4M3 or E2M1 and MXFP4 tensors are read as F32, by their scales.
 std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors,
                                               const std::optional<BlockScales>& scales);
 

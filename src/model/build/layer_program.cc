@@ -164,15 +164,12 @@ ValueId join_embedding(LayerBuilder& builder) {
                           name + "_projected");
   };
   ValueId state = builder.port(Port::kHidden);
+  if (builder.config.has_streams()) return join_embedding_to_streams(builder, state, embedding);
   if (builder.config.mtp_normed) state = builder.state_norm("previous_norm", state);
   const ValueId hidden = project("hidden", state);
   const ValueId embedded = project("embed", embedding);
   return program.add1(make_add(), {hidden, embedded}, "joined");
 }
-
-}  // namespace
-
-namespace {
 
 const char* mixer_name(LayerKind kind) {
   if (kind.delta) return "delta_";
@@ -211,6 +208,10 @@ std::string head_norm_name(int64_t depth) {
 
 std::string head_norm_bias_name(int64_t depth) {
   return depth == 0 ? "final_norm.bias" : fmt::format("mtp_heads.{}.norm.bias", depth - 1);
+}
+
+std::string head_streams_name(int64_t depth) {
+  return depth == 0 ? "head_streams." : fmt::format("mtp_heads.{}.head_streams.", depth - 1);
 }
 
 std::string layer_kind_name(LayerKind kind) {
@@ -291,8 +292,8 @@ ModelProgram build_head(const ModelConfig& config, const BatchShape& shape,
   const ValueId hidden = port(Port::kHidden);
   for (const Port needed : {Port::kLabels, Port::kLossScale}) port(needed);
   if (shape.weighted_tokens) port(Port::kTokenWeights);
-  const ValueId normed = build_final_norm(config, head, groups,
-                                          collapse_for_head(config, groups, head, hidden), depth);
+  const ValueId normed = build_final_norm(
+      config, head, groups, collapse_for_head(config, groups, head, hidden, depth), depth);
   const HeadWeights weights = add_head_weights(config, shape.dtype, groups, head);
   const auto outputs = groups.tp->size() == 1
                            ? build_whole_loss(head, config, normed, weights, with_gradient)

@@ -39,13 +39,16 @@ inline constexpr std::string_view kHashTable = "moe.hash_table";
 std::string head_norm_name(int64_t depth);
 /// Its bias, where it is a LayerNorm.
 std::string head_norm_bias_name(int64_t depth);
+/// What names of the weights begin with by which that head reads residual streams.
+std::string head_streams_name(int64_t depth);
 
 /// Builds the program of the layers of one kind. What an MoE layer gives of its losses and counts
 /// is this rank's part: they add up to the micro-batch's over the ranks that share it, except
 /// z_loss and score_means, whose mean does. A layer of multi-token prediction works on W_h ·
 /// RMSNorm(hidden) + W_e · RMSNorm(embedded), which is DeepSeek-V3's projection of both
-/// concatenated (section 2.2); hidden may be normed as the head before it does. With a cache the
-/// layer generates: it is not meant to be differentiated.
+/// concatenated (section 2.2); hidden may be normed as the head before it does. With residual
+/// streams each is joined so (join_embedding_to_streams). With a cache the layer generates: it is
+/// not meant to be differentiated.
 ModelProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                          const StageGroups& groups,
                          const std::optional<CacheShape>& cache = std::nullopt);

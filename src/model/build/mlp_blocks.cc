@@ -24,7 +24,7 @@ ValueId build_mlp(LayerBuilder& builder, const std::string& name, ValueId normed
                             config.is_gated() ? std::vector<int64_t>{inner_size, inner_size}
                                               : std::vector<int64_t>{inner_size});
   const ValueId act =
-      builder.program().add1(make_activation(config.activation), {pre}, name + "_act");
+      builder.program().add1(make_activation(config.activation_function()), {pre}, name + "_act");
   return builder.row_linear(name + ".down", act, inner_size, config.hidden_size, config.mlp_bias,
                             name + "_out");
 }

@@ -168,10 +168,10 @@ ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
   std::vector<ValueId> inputs = {pre};
   if (early) inputs.push_back(rows.probs_R);
   inputs.push_back(rows.offsets);
-  const ValueId act = program.add1(
-      make_expert_activation(
-          {.kind = config.activation, .expert_sizes = share.sizes, .apply_prob = early}),
-      inputs, "expert_act");
+  const ValueId act = program.add1(make_expert_activation({.function = config.activation_function(),
+                                                           .expert_sizes = share.sizes,
+                                                           .apply_prob = early}),
+                                   inputs, "expert_act");
   const ValueId out = multiply_by_experts(builder, share,
                                           {.matrix = "moe.experts.down",
                                            .weight = weights.second,
@@ -202,9 +202,10 @@ ValueId build_sparse_experts(LayerBuilder& builder, const ExpertShare& share,
                    {rows.rows_RH, weights.first, first[0], first[1], first[2], first[3], first[4]},
                    first_product_name(builder));
   const ValueId pre = add_first_biases(builder, share, rows, product, first[0]);
-  const ValueId act = program.add1(
-      make_block_sparse_activation({.activation = config.activation, .block_size = block}),
-      {pre, rows.probs_R, second[0], second[1]}, "expert_act");
+  const ValueId act =
+      program.add1(make_block_sparse_activation(
+                       {.activation = config.activation_function(), .block_size = block}),
+                   {pre, rows.probs_R, second[0], second[1]}, "expert_act");
   const ValueId out = program.add1(
       make_block_sparse_fc2(block, share.sizes),
       {act, weights.second, second[0], second[1], second[2], second[3], second[4], rows.probs_R},

@@ -22,9 +22,6 @@ ValueType f32(int64_t size) {
 ValueType hidden_type(const Context& c) {
   return {c.shape.dtype, {own_tokens(c.shape, c.groups), c.config.state_width()}};
 }
-ValueType embedded_type(const Context& c) {
-  return {c.shape.dtype, {own_tokens(c.shape, c.groups), c.config.hidden_size}};
-}
 ValueType own_ids(const Context& c) {
   return i32(own_tokens(c.shape, c.groups));
 }
@@ -391,7 +388,7 @@ constexpr PortRule kRules[] = {
      in_choice},
     {Port::kChosenLogProbability, "chosen_log_probability", kOut, "its own", chosen_numbers,
      in_choice},
-    {Port::kEmbedded, "embedded", kIn, "embeddings of the tokens to predict from", embedded_type,
+    {Port::kEmbedded, "embedded", kIn, "embeddings of the tokens to predict from", hidden_type,
      in_predicting},
 };
 

@@ -1,9 +1,11 @@
 #include "model/build/residual_blocks.h"
 
 #include "ops/add/add.h"
+#include "ops/block_linear/block_linear.h"
 #include "ops/collapse_streams/collapse_streams.h"
 #include "ops/mix_streams/mix_streams.h"
 #include "ops/repeat_heads/repeat_heads.h"
+#include "ops/scale/scale.h"
 #include "ops/stream_logits/stream_logits.h"
 #include "ops/stream_weights/stream_weights.h"
 
@@ -68,9 +70,10 @@ ValueId spread_embedding(const ModelConfig& config, Program& program, ValueId ro
 }
 
 ValueId collapse_for_head(const ModelConfig& config, const StageGroups& groups, ModelProgram& head,
-                          ValueId state) {
+                          ValueId state, int64_t depth) {
   if (!config.has_streams()) return state;
   Program& program = head.forward;
+  const std::string prefix = head_streams_name(depth);
   const StreamWeightsSpec spec = stream_spec(config, true);
   const auto weight = [&](const std::string& name, const Shape& shape) {
     head.placements.emplace(name, WeightPlacement{.slice = Slice::whole(shape),
@@ -78,11 +81,31 @@ ValueId collapse_for_head(const ModelConfig& config, const StageGroups& groups, 
                                                   .frozen = config.lora.is_on()});
     return program.add_weight(name, {DType::kF32, shape});
   };
-  const StreamParameters weights{
-      weight("head_streams.weight", {spec.logits(), config.state_width()}),
-      weight("head_streams.scale", {spec.scales()}), weight("head_streams.base", {spec.logits()})};
+  const StreamParameters weights{weight(prefix + "weight", {spec.logits(), config.state_width()}),
+                                 weight(prefix + "scale", {spec.scales()}),
+                                 weight(prefix + "base", {spec.logits()})};
   const auto of = weigh_streams(program, spec, config.norm_eps, state, weights, "head");
   return program.add1(make_collapse_streams(), {state, of[StreamWeights::kPre]}, "head_read");
+}
+
+ValueId join_embedding_to_streams(LayerBuilder& builder, ValueId state, ValueId embedding) {
+  Program& program = builder.program();
+  const ModelConfig& config = builder.config;
+  const int64_t size = config.hidden_size;
+  const int64_t streams = config.residual_streams;
+  // The streams of an embedding are copies, whose mean is it again: so it is projected once.
+  const ValueId copies = program.add1(make_sum_heads(1, streams), {embedding}, "embedded_copies");
+  const ValueId rows =
+      program.add1(make_scale(1.0 / static_cast<double>(streams)), {copies}, "embedded_rows");
+  const ValueId embedded =
+      builder.linear("embed_proj", builder.norm("embed_norm", rows, size, config.norm_eps), size,
+                     false, "embed_projected");
+  const ValueId spread = program.add1(make_repeat_heads(1, streams), {embedded}, "embed_streams");
+  const ValueId normed = builder.norm("hidden_norm", state, size, config.norm_eps);
+  const ValueId weight = builder.matrix("hidden_proj.weight", builder.whole({size, size}));
+  const ValueId hidden = program.add1(make_block_linear(streams, /*shared=*/true), {normed, weight},
+                                      "hidden_projected");
+  return program.add1(make_add(), {hidden, spread}, "joined");
 }
 
 }  // namespace tessera

@@ -24,8 +24,14 @@ ValueId join_residual(LayerBuilder& builder, ValueId state, const ResidualRead& 
 /// Streams that each begin as the embedding's rows.
 ValueId spread_embedding(const ModelConfig& config, Program& program, ValueId rows);
 
-/// The hidden states that the head reads, A [T_l, H].
+/// The hidden states that the head of a depth (build_head) reads, A [T_l, H]. Each depth's has
+/// weights of its own.
 ValueId collapse_for_head(const ModelConfig& config, const StageGroups& groups, ModelProgram& head,
-                          ValueId state);
+                          ValueId state, int64_t depth = 0);
+
+/// What a layer of multi-token prediction works on where there are streams: of each W_h ·
+/// RMSNorm(stream) + W_e · RMSNorm(embedding), as DeepSeek-V4's published code has it (`MTPBlock`).
+/// `embedding` is spread over streams.
+ValueId join_embedding_to_streams(LayerBuilder& builder, ValueId state, ValueId embedding);
 
 }  // namespace tessera

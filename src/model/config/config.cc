@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/text/nearest.h"
+#include "model/config/activation_options.h"
 #include "model/config/attention_options.h"
 #include "model/config/compressed_options.h"
 #include "model/config/conv_options.h"
@@ -57,18 +58,6 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                   "document's chunks of that many tokens the own one's, as Llama 4 has it");
   schema.add("model.window_layers", &config.window_layers,
              "Layers with the window, counted from 0; empty: all", between(0, kMaxLayers - 1));
-  schema.add_enum("model.activation", &config.activation,
-                  {{"swiglu", Activation::kSwiGLU},
-                   {"geglu", Activation::kGeGLU},
-                   {"geglu_tanh", Activation::kGeGLUTanh},
-                   {"swiglu_oai", Activation::kSwiGLUOai},
-                   {"swiglu_clamped", Activation::kSwiGLUClamped},
-                   {"gelu", Activation::kGelu},
-                   {"gelu_tanh", Activation::kGeluTanh},
-                   {"relu2", Activation::kRelu2}},
-                  "Activation of dense layers and experts; swiglu_oai: gpt-oss's clamped SwiGLU; "
-                  "swiglu_clamped: DeepSeek-V4's, silu(min(gate, 10)) * up with up from -10 to 10; "
-                  "relu2: the square of ReLU");
   schema.add("model.layer_scalars", &config.layer_scalars,
              "Each layer multiplies its hidden states by a number that is loaded and not trained, "
              "as Gemma 4 has it");
@@ -377,7 +366,7 @@ bool ModelConfig::is_mamba_layer(int64_t layer) const {
 }
 
 Compression ModelConfig::compression(int64_t layer) const {
-  if (is_mtp_layer(layer)) return compression(num_layers - 1);
+  if (is_mtp_layer(layer)) return Compression::kNone;
   if (contains(compressed.sparse_layers, layer)) return Compression::kSparse;
   return contains(compressed.heavy_layers, layer) ? Compression::kHeavy : Compression::kNone;
 }
@@ -440,6 +429,7 @@ ModelConfig without_adapters(ModelConfig config) {
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
   add_norm_options(schema, config);
+  add_activation_options(schema, config);
   add_residual_options(schema, config);
   add_attention_options(schema, config);
   add_rope_options(schema, config.rope, "rope");
@@ -467,6 +457,7 @@ void validate(const ModelConfig& config) {
   if (config.is_latent()) validate_latent(config);
   validate_compressed(config);
   validate_norms(config);
+  validate_activation(config);
   validate_residual(config);
   validate_index(config);
   validate_attention(config);

@@ -257,6 +257,8 @@ struct ModelConfig {
   bool mlp_bias = false;  ///< of dense and shared MLPs; routed experts have moe.mlp_bias
   Activation activation = Activation::kSwiGLU;
   NormKind norm = NormKind::kRms;
+  /// What a clamped SwiGLU clamps its inputs to; 0: as the published models (published_limit).
+  double swiglu_limit = 0;
   double norm_eps = 1e-5;
   /// What attention and MLP or experts give is normed before it joins the hidden states (Gemma 2
   /// Technical Report: Gemma Team, 2024, table 1).
@@ -289,7 +291,8 @@ struct ModelConfig {
   double init_deviation = 0.02;
   /// D: this many tokens beyond the next one are predicted in training, each by a layer more
   /// (multi-token prediction: DeepSeek-V3, section 2.2). They are numbered on behind the decoder's
-  /// layers and are of the kind of the last of these.
+  /// layers and are of the kind of the last of these, but that compressed attention sees its window
+  /// alone, as in DeepSeek-V4.
   int64_t mtp_layers = 0;
   /// Each reads the states before it behind the norm of the head that reads them too, as published
   /// models' do, instead of before that norm.
@@ -338,6 +341,7 @@ struct ModelConfig {
   /// Factor on the attention scores, that of a stretched rotation included; 0: 1 / sqrt(head_dim).
   double attention_scale() const;
   int64_t dense_inner_size() const;
+  ActivationFunction activation_function() const { return {activation, swiglu_limit}; }
   bool is_gated() const { return tessera::is_gated(activation); }
   bool is_moe_layer(int64_t layer) const;
   bool has_window(int64_t layer) const;

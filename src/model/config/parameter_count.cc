@@ -199,7 +199,9 @@ ParameterCount count_parameters(const ModelConfig& config) {
   for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     const bool moe = config.is_moe_layer(layer);
     // Two norms before the projections of state and embedding, and one before the head.
-    const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * norm : Saturating(0);
+    const Saturating joining = config.is_mtp_layer(layer)
+                                   ? 2 * h * h + 3 * norm + count_streams(config, 1)
+                                   : Saturating(0);
     Saturating for_all_tokens = joining + (config.layer_scalars ? 1 : 0);
     if (config.has_mixer(layer))
       for_all_tokens += of_streams + norms + count_mixer(config, config.layer_kind(layer));

@@ -21,9 +21,15 @@ void add_residual_options(ConfigSchema& schema, ModelConfig& config) {
 }
 
 void validate_residual(const ModelConfig& config) {
-  require(!config.has_streams() || config.mtp_layers == 0,
-          "model.residual_streams is {}, and layers of multi-token prediction join an embedding to "
-          "one stream; set model.mtp_layers to 0, or model.residual_streams to 1",
+  require(!config.has_streams() || config.mtp_layers == 0 || !config.mtp_normed,
+          "model.mtp_normed has layers of multi-token prediction read what the head's norm gives, "
+          "and with model.residual_streams {} they read the streams before it; leave "
+          "model.mtp_normed out",
+          config.residual_streams);
+  require(!config.has_streams() || config.mtp_layers == 0 || config.norm == NormKind::kRms,
+          "model.norm is a LayerNorm, and layers of multi-token prediction norm each of "
+          "model.residual_streams {} by RMSNorm alone; set model.mtp_layers to 0, or model.norm to "
+          "\"rms\"",
           config.residual_streams);
 }
 

@@ -32,11 +32,27 @@ TEST(ResidualOptions, ParametersOfStreamsAndTablesAreCounted) {
   EXPECT_EQ(counts.total - counts.trained, table);
 }
 
+TEST(ResidualOptions, PredictionHasStreamsOfItsOwn) {
+  ModelConfig config = testing::tiny_config();
+  config.residual_streams = 3;
+  config.mtp_layers = 2;
+  validate(config);
+  EXPECT_EQ(count_parameters(config).total, testing::count_listed(config));
+}
+
 TEST(ResidualOptions, RefusesWhatStreamsDoNotGoWith) {
   expect_refused_of_streams(
       [](ModelConfig& c) {
         c.residual_streams = 2;
         c.mtp_layers = 1;
+        c.mtp_normed = true;
+      },
+      "leave model.mtp_normed out");
+  expect_refused_of_streams(
+      [](ModelConfig& c) {
+        c.residual_streams = 2;
+        c.mtp_layers = 1;
+        c.norm = NormKind::kLayer;
       },
       "set model.mtp_layers to 0");
 }

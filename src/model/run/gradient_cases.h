@@ -210,6 +210,7 @@ inline std::vector<Case> gradient_cases() {
                   c.compressed.heavy_layers = {0};
                   c.index = {.top_k = 3, .num_heads = 2, .head_size = 6};
                   c.activation = Activation::kSwiGLUClamped;
+                  c.swiglu_limit = 0.5;
                   c.residual_streams = 2;
                   c.moe.hash_layers = {0};
                   c.moe.score = ScoreFunction::kSqrtSoftplus;
@@ -384,6 +385,11 @@ inline std::vector<Case> gradient_cases() {
             c.rope.mscale_all_dims = 0.6;
           }),
       make_case("mtp", [](ModelConfig& c) { c.mtp_layers = 1; }),
+      make_case("mtp_of_streams",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 2;
+                  c.residual_streams = 3;
+                }),
       make_case("mtp_of_two_tied_tokens",
                 [](ModelConfig& c) {
                   c.mtp_layers = 2;

@@ -19,19 +19,19 @@ ValueType output_type(const Operator& op, Activation kind, const ValueType& x) {
 
 std::vector<ValueType> ActivationOp::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
-  return {output_type(*this, kind_, inputs[kX])};
+  return {output_type(*this, function_.kind, inputs[kX])};
 }
 
 void ActivationOp::differentiate(GradientBuilder& builder) const {
   const auto grad = builder.grad_output(kY);
   if (!grad || !builder.needs_grad(kX)) return;
-  const auto backward = std::make_shared<ActivationBackward>(kind_);
+  const auto backward = std::make_shared<ActivationBackward>(function_);
   builder.set_grad_input(
       kX, builder.emit(backward, {builder.input(kX), *grad})[ActivationBackward::kGradX]);
 }
 
 std::string ActivationBackward::attributes() const {
-  return fmt::format("{}{}", activation_name(kind_),
+  return fmt::format("{}{}", to_string(function_),
                      x_format_ == RowFormat::kScaled ? " scaled_x" : "");
 }
 
@@ -40,7 +40,7 @@ std::vector<ValueType> ActivationBackward::infer(std::span<const ValueType> inpu
   const bool is_scaled = x_format_ == RowFormat::kScaled;
   const ValueType x =
       is_scaled ? values_of_scaled_rows(*this, inputs[kX], inputs[kGrad].dtype) : inputs[kX];
-  const ValueType expected = output_type(*this, kind_, x);
+  const ValueType expected = output_type(*this, function_.kind, x);
   check_shape(*this, inputs[kGrad] == expected, "the gradient must be {}, got {}",
               expected.to_string(), inputs[kGrad].to_string());
   return {x};
@@ -48,11 +48,11 @@ std::vector<ValueType> ActivationBackward::infer(std::span<const ValueType> inpu
 
 OperatorPtr ActivationBackward::reading_scaled_rows(int input) const {
   if (input != kX) return nullptr;
-  return std::make_shared<ActivationBackward>(kind_, RowFormat::kScaled);
+  return std::make_shared<ActivationBackward>(function_, RowFormat::kScaled);
 }
 
-OperatorPtr make_activation(Activation kind) {
-  return std::make_shared<ActivationOp>(kind);
+OperatorPtr make_activation(const ActivationFunction& function) {
+  return std::make_shared<ActivationOp>(function);
 }
 
 }  // namespace tessera

@@ -8,9 +8,10 @@ namespace {
 
 /// The rows of x, of which `width` columns come out.
 template <typename Op>
-cuda::ActivationRows describe(const Args<Op>& args, Activation kind, int64_t width) {
+cuda::ActivationRows describe(const Args<Op>& args, const ActivationFunction& function,
+                              int64_t width) {
   const Tensor& x = args.in(Op::kX);
-  return {.kind = kind,
+  return {.function = function,
           .dtype = x.dtype,
           .rows = cuda::rows_of(args, Op::kX, x.shape[1]),
           .size = width,
@@ -21,8 +22,7 @@ cuda::ActivationRows describe(const Args<Op>& args, Activation kind, int64_t wid
 }
 
 void activation(const ActivationOp& op, const Args<ActivationOp>& args) {
-  const Activation kind = op.kind();
-  cuda::launch_activation(describe(args, kind, args.out(ActivationOp::kY).shape[1]), {},
+  cuda::launch_activation(describe(args, op.function(), args.out(ActivationOp::kY).shape[1]), {},
                           args.out(ActivationOp::kY).data, cuda::stream_of(args));
 }
 
@@ -30,7 +30,7 @@ void activation_backward(const ActivationBackward& op, const Args<ActivationBack
   using Op = ActivationBackward;
   const Tensor& x = args.in(Op::kX);
   const Tensor& grad = args.in(Op::kGrad);
-  cuda::ActivationRows rows = describe(args, op.kind(), grad.shape[1]);
+  cuda::ActivationRows rows = describe(args, op.function(), grad.shape[1]);
   rows.dtype = grad.dtype;
   const cuda::ActivationGrads grads = {
       .grad = grad.data, .grad_in = args.out(Op::kGradX).data, .grad_probs = nullptr};

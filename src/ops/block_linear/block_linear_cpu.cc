@@ -11,22 +11,26 @@ void run_blocks(GemmFunction multiply, const BlockProducts& products) {
 
 template <GemmFunction kMultiply>
 void block_linear(const BlockLinear& op, const Args<BlockLinear>& args) {
-  run_blocks(kMultiply, block_products(args.in(BlockLinear::kX), args.in(BlockLinear::kWeight),
-                                       args.out(BlockLinear::kY), op.num_blocks()));
+  using Op = BlockLinear;
+  const Blocks<Op> blocks(op);
+  run_blocks(kMultiply, block_products(blocks.of(args.in(Op::kX)), args.in(Op::kWeight),
+                                       blocks.of(args.out(Op::kY)), blocks.count()));
 }
 
 void block_linear_dgrad(const BlockLinearDgrad& op, const Args<BlockLinearDgrad>& args) {
   using Op = BlockLinearDgrad;
-  run_blocks(gemm, block_input_grads(args.in(Op::kGrad), args.in(Op::kWeight), args.out(Op::kGradX),
-                                     op.num_blocks()));
+  const Blocks<Op> blocks(op);
+  run_blocks(gemm, block_input_grads(blocks.of(args.in(Op::kGrad)), args.in(Op::kWeight),
+                                     blocks.of(args.out(Op::kGradX)), blocks.count()));
 }
 
 void block_linear_wgrad(const BlockLinearWgrad& op, const Args<BlockLinearWgrad>& args) {
   using Op = BlockLinearWgrad;
   const Tensor& sum = args.out(Op::kGradWeight);
   if (!sum) return;
-  run_blocks(gemm, block_weight_grads(args.in(Op::kX), args.in(Op::kGrad), sum, op.num_blocks(),
-                                      !args.set_accumulators));
+  const Blocks<Op> blocks(op);
+  run_blocks(gemm, block_weight_grads(blocks.of(args.in(Op::kX)), blocks.of(args.in(Op::kGrad)),
+                                      sum, blocks.count(), !args.set_accumulators));
 }
 
 }  // namespace

@@ -8,13 +8,16 @@ namespace {
 class BlockLinearCuda : public testing::GpuTest {
  protected:
   void check(int64_t tokens, int64_t blocks, int64_t rows, int64_t columns, bool once = false) {
-    testing::check_operator_on_gpu(
-        make_block_linear(blocks),
-        [&](DType dtype) {
-          return testing::OperatorInputs{
-              {"x", "w"}, {{dtype, {tokens, blocks * columns}}, {dtype, {blocks * rows, columns}}}};
-        },
-        {0}, cpu(), gpu(), {.once = once});
+    for (const bool shared : {false, true}) {
+      const int64_t all_rows = (shared ? 1 : blocks) * rows;
+      testing::check_operator_on_gpu(
+          make_block_linear(blocks, shared),
+          [&](DType dtype) {
+            return testing::OperatorInputs{
+                {"x", "w"}, {{dtype, {tokens, blocks * columns}}, {dtype, {all_rows, columns}}}};
+          },
+          {0}, cpu(), gpu(), {.once = once});
+    }
   }
 };
 

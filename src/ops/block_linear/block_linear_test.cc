@@ -30,6 +30,13 @@ std::vector<TestInput> make_inputs(const Blocks& b, DType dtype) {
       TestInput{random_tensor(dtype, {b.count * b.rows, b.columns}, random), Role::kWeight, "w"});
 }
 
+std::vector<TestInput> make_shared_inputs(const Blocks& b, DType dtype) {
+  Random random(62, 1);
+  return list_inputs(
+      TestInput{random_tensor(dtype, {b.tokens, b.count * b.columns}, random), Role::kValue, "x"},
+      TestInput{random_tensor(dtype, {b.rows, b.columns}, random), Role::kWeight, "w"});
+}
+
 /// y[t, g·R + r] = sum over c of x[t, g·C + c] · w[g·R + r, c].
 OwnedTensor multiply(const Blocks& b, const std::vector<double>& x, const std::vector<double>& w) {
   std::vector<float> y;
@@ -71,10 +78,35 @@ TEST(BlockLinear, GradientsMatchFiniteDifferences) {
     check_gradients(make_block_linear(b.count), kernels(), make_inputs(b, DType::kF32));
 }
 
+/// The same as of a weight that repeats the one.
+TEST(BlockLinear, SharesAWeight) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const Blocks& b : kCases) {
+      const auto inputs = make_shared_inputs(b, dtype);
+      const auto one = to_doubles(inputs[1].tensor);
+      std::vector<double> repeated;
+      for (int64_t block = 0; block < b.count; ++block)
+        repeated.insert(repeated.end(), one.begin(), one.end());
+      const auto expected = multiply(b, to_doubles(inputs[0].tensor), repeated);
+      const auto outputs = run_operator(BlockLinear(b.count, true), kernels(), inputs);
+      expect_rows_near(outputs[0], expected, dtype == DType::kF32 ? 1e-5 : 1e-2, "y");
+    }
+  }
+}
+
+TEST(BlockLinear, GradientsOfASharedWeight) {
+  for (const Blocks& b : kCases)
+    check_gradients(make_block_linear(b.count, true), kernels(),
+                    make_shared_inputs(b, DType::kF32));
+}
+
 TEST(BlockLinear, CountsItsBlocksAlone) {
   const BlockLinear op(4);
   const std::vector<ValueType> inputs = {{DType::kF32, {10, 8}}, {DType::kF32, {12, 2}}};
   EXPECT_EQ(op.cost(inputs, op.infer(inputs)).flops, 2.0 * 10 * 12 * 2);
+  const BlockLinear shared(4, true);
+  const std::vector<ValueType> one = {{DType::kF32, {10, 8}}, {DType::kF32, {3, 2}}};
+  EXPECT_EQ(shared.cost(one, shared.infer(one)).flops, 2.0 * 10 * 12 * 2);
 }
 
 TEST(BlockLinear, ShapeRule) {
@@ -92,6 +124,10 @@ TEST(BlockLinear, ShapeRule) {
   refuses({x, {DType::kBF16, {6, 8}}}, "a block of x");
   refuses({x, {DType::kF32, {6, 4}}}, "as the rows are");
   EXPECT_THROW(BlockLinear(0), UserError);
+  const BlockLinear shared(2, true);
+  const ValueType one{DType::kBF16, {3, 4}};
+  EXPECT_EQ(shared.infer(std::vector{x, one})[0], (ValueType{DType::kBF16, {3, 6}}));
+  EXPECT_EQ(shared.attributes(), "blocks=2 shared");
 }
 
 }  // namespace

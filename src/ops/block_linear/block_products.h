@@ -6,8 +6,29 @@
 #include "core/tensor.h"
 #include "ops/gemm/gemm.h"
 
-/// The products of a block-diagonal layer (BlockLinear) with a weight [G·R, C].
+/// The products of a block-diagonal layer (BlockLinear) with a weight [G·R, C], or of a shared one
+/// [R, C]: then the blocks of all rows are the rows of one product.
 namespace tessera {
+
+/// Rows [T, G·C] as [T·G, C], as which they lie in memory too.
+inline Tensor blocks_as_rows(const Tensor& rows, int64_t num_blocks) {
+  Tensor view = rows;
+  view.shape = {rows.shape[0] * num_blocks, rows.shape[1] / num_blocks};
+  return view;
+}
+
+/// An operator's blocks as products take them.
+template <typename Op>
+class Blocks {
+ public:
+  explicit Blocks(const Op& op) : count_(op.num_blocks()), shared_(op.shared()) {}
+  int64_t count() const { return shared_ ? 1 : count_; }
+  Tensor of(const Tensor& rows) const { return shared_ ? blocks_as_rows(rows, count_) : rows; }
+
+ private:
+  int64_t count_;
+  bool shared_;
+};
 
 /// The first block's product, and how far those of the next are from it, in elements.
 struct BlockProducts {

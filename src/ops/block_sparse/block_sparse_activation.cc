@@ -8,11 +8,11 @@ namespace tessera {
 namespace {
 
 std::string attributes_of(const BlockSparseActivationSpec& spec) {
-  return fmt::format("{} block={}", activation_name(spec.activation), spec.block_size);
+  return fmt::format("{} block={}", to_string(spec.activation), spec.block_size);
 }
 
 int64_t pre_blocks(const BlockSparseActivationSpec& spec, int64_t num_blocks) {
-  return is_gated(spec.activation) ? 2 * num_blocks : num_blocks;
+  return is_gated(spec.activation.kind) ? 2 * num_blocks : num_blocks;
 }
 
 void check_values(const Operator& op, const BlockSparseActivationSpec& spec, const ValueType& type,

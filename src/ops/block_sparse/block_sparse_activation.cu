@@ -45,7 +45,8 @@ __device__ __forceinline__ int64_t own_row(const SparseActivation& p) {
 }
 
 template <typename T, typename Function, bool kGated>
-__global__ void __launch_bounds__(kWarps* kLanes) activate(const SparseActivation p) {
+__global__ void __launch_bounds__(kWarps* kLanes)
+    activate(const Function function, const SparseActivation p) {
   wait_for_earlier();
   const int64_t row = own_row(p);
   if (row < 0) return;
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(kWarps* kLanes) activate(const SparseActivatio
     Values<T> result;
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
-      float value = prob * Function::value(static_cast<float>(gate.at[j]));
-      if (kGated) value *= Function::other(static_cast<float>(up.at[j]));
+      float value = prob * function.value(static_cast<float>(gate.at[j]));
+      if (kGated) value *= function.other(static_cast<float>(up.at[j]));
       store_value(result.at[j], value);
     }
     *reinterpret_cast<Values<T>*>(out + i) = result;
@@ -69,7 +70,8 @@ __global__ void __launch_bounds__(kWarps* kLanes) activate(const SparseActivatio
 }
 
 template <typename T, typename Function, bool kGated>
-__global__ void __launch_bounds__(kWarps* kLanes) activate_backward(const SparseActivation p) {
+__global__ void __launch_bounds__(kWarps* kLanes)
+    activate_backward(const Function function, const SparseActivation p) {
   wait_for_earlier();
   const int64_t row = own_row(p);
   if (row < 0) return;
@@ -88,13 +90,13 @@ __global__ void __launch_bounds__(kWarps* kLanes) activate_backward(const Sparse
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
       const auto g = static_cast<float>(grads.at[j]);
-      const Slope slope = Function::slope(static_cast<float>(gate.at[j]));
+      const Slope slope = function.slope(static_cast<float>(gate.at[j]));
       float slope_grad = g * prob;
       float value_grad = g * slope.value;
       if (kGated) {
         const auto u = static_cast<float>(up.at[j]);
-        const float other = Function::other(u);
-        store_value(grad_up.at[j], Function::other_grad(u, value_grad * prob));
+        const float other = function.other(u);
+        store_value(grad_up.at[j], function.other_grad(u, value_grad * prob));
         slope_grad *= other;
         value_grad *= other;
       }
@@ -109,12 +111,12 @@ __global__ void __launch_bounds__(kWarps* kLanes) activate_backward(const Sparse
   if (threadIdx.x % kLanes == 0) p.grad_probs_R[row] = total;
 }
 
-/// Calls run.operator()<T, Function, kGated>().
+/// Calls run.operator()<T, kGated>(function).
 template <typename Run>
 void with_kinds(const SparseActivation& p, Run run) {
-  with_activation(p.activation, [&]<typename Function, bool kGated>() {
-    p.type == SparseType::kF32 ? run.template operator()<float, Function, kGated>()
-                               : run.template operator()<__nv_bfloat16, Function, kGated>();
+  with_activation(p.activation, [&]<bool kGated>(auto function) {
+    p.type == SparseType::kF32 ? run.template operator()<float, kGated>(function)
+                               : run.template operator()<__nv_bfloat16, kGated>(function);
   });
 }
 
@@ -126,16 +128,17 @@ unsigned blocks_of(const SparseActivation& p) {
 
 void launch_sparse_activation(const SparseActivation& p, cudaStream_t stream) {
   if (p.num_rows == 0) return;
-  with_kinds(p, [&]<typename T, typename Function, bool kGated>() {
-    launch_early(activate<T, Function, kGated>, {blocks_of(p), kWarps * kLanes}, stream, p);
+  with_kinds(p, [&]<typename T, bool kGated>(auto function) {
+    launch_early(activate<T, decltype(function), kGated>, {blocks_of(p), kWarps * kLanes}, stream,
+                 function, p);
   });
 }
 
 void launch_sparse_activation_backward(const SparseActivation& p, cudaStream_t stream) {
   if (p.num_rows == 0) return;
-  with_kinds(p, [&]<typename T, typename Function, bool kGated>() {
-    launch_early(activate_backward<T, Function, kGated>, {blocks_of(p), kWarps * kLanes}, stream,
-                 p);
+  with_kinds(p, [&]<typename T, bool kGated>(auto function) {
+    launch_early(activate_backward<T, decltype(function), kGated>, {blocks_of(p), kWarps * kLanes},
+                 stream, function, p);
   });
 }
 

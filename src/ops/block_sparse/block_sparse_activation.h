@@ -11,7 +11,7 @@
 namespace tessera {
 
 struct BlockSparseActivationSpec {
-  Activation activation = Activation::kSwiGLU;
+  ActivationFunction activation = Activation::kSwiGLU;
   int64_t block_size = 128;
 };
 

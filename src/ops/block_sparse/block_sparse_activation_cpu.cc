@@ -9,28 +9,29 @@ namespace {
 using simd::Vec;
 
 /// out = prob · f(gate) [· up], for one row of `width` values.
-template <typename Function, bool kGated, typename T>
-void activate_row(const T* pre, float prob, int64_t width, T* out) {
+template <bool kGated, typename Function, typename T>
+void activate_row(Function function, const T* pre, float prob, int64_t width, T* out) {
   simd::for_each_vector(width, [=](int64_t i, auto lanes) {
-    Vec value = prob * Function::value(simd::load(pre + i, lanes));
-    if constexpr (kGated) value *= Function::other(simd::load(pre + width + i, lanes));
+    Vec value = prob * function.value(simd::load(pre + i, lanes));
+    if constexpr (kGated) value *= function.other(simd::load(pre + width + i, lanes));
     simd::store(out + i, value, lanes);
   });
 }
 
 /// The gradients of one row; returns that of its probability.
-template <typename Function, bool kGated, typename T>
-float activate_row_backward(const T* grad, const T* pre, float prob, int64_t width, T* grad_pre) {
+template <bool kGated, typename Function, typename T>
+float activate_row_backward(Function function, const T* grad, const T* pre, float prob,
+                            int64_t width, T* grad_pre) {
   Vec total{};
   simd::for_each_vector(width, [&](int64_t i, auto lanes) {
     const Vec g = simd::load(grad + i, lanes);
-    const Slope slope = Function::slope(simd::load(pre + i, lanes));
+    const Slope slope = function.slope(simd::load(pre + i, lanes));
     Vec slope_grad = g * prob;
     Vec g_value = g * slope.value;
     if constexpr (kGated) {
       const Vec up = simd::load(pre + width + i, lanes);
-      const Vec other = Function::other(up);
-      simd::store(grad_pre + width + i, Function::other_grad(up, g_value * prob), lanes);
+      const Vec other = function.other(up);
+      simd::store(grad_pre + width + i, function.other_grad(up, g_value * prob), lanes);
       slope_grad *= other;
       g_value *= other;
     }
@@ -65,8 +66,9 @@ SparseRows sparse_rows(const BlockSparseActivationSpec& spec, const Tensor& row_
   return {row_offsets.span<int32_t>(), spec.block_size};
 }
 
-template <typename Function, bool kGated, typename T>
-void forward(const BlockSparseActivationSpec& spec, const Args<BlockSparseActivation>& args) {
+template <bool kGated, typename T, typename Function>
+void forward(Function function, const BlockSparseActivationSpec& spec,
+             const Args<BlockSparseActivation>& args) {
   using Op = BlockSparseActivation;
   const T* pre = args.in(Op::kPre).as<T>();
   const float* probs = args.in(Op::kProbs).as<float>();
@@ -76,13 +78,13 @@ void forward(const BlockSparseActivationSpec& spec, const Args<BlockSparseActiva
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t start = rows.start(row);
-    activate_row<Function, kGated>(pre + (kGated ? 2 : 1) * start, probs[row], rows.width(row),
-                                   out + start);
+    activate_row<kGated>(function, pre + (kGated ? 2 : 1) * start, probs[row], rows.width(row),
+                         out + start);
   }
 }
 
-template <typename Function, bool kGated, typename T>
-void backward(const BlockSparseActivationSpec& spec,
+template <bool kGated, typename T, typename Function>
+void backward(Function function, const BlockSparseActivationSpec& spec,
               const Args<BlockSparseActivationBackward>& args) {
   using Op = BlockSparseActivationBackward;
   const T* grad = args.in(Op::kGrad).as<T>();
@@ -96,42 +98,39 @@ void backward(const BlockSparseActivationSpec& spec,
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t start = rows.start(row);
     const int64_t pre_start = (kGated ? 2 : 1) * start;
-    grad_probs[row] = activate_row_backward<Function, kGated>(
-        grad + start, pre + pre_start, probs[row], rows.width(row), grad_pre + pre_start);
+    grad_probs[row] = activate_row_backward<kGated>(
+        function, grad + start, pre + pre_start, probs[row], rows.width(row), grad_pre + pre_start);
   }
 }
 
-/// Calls run.operator()<Function, gated, T>().
+/// Calls run.operator()<gated, T>(function).
 template <typename Run>
-void dispatch(Activation activation, DType dtype, Run run) {
+void dispatch(const ActivationFunction& activation, DType dtype, Run run) {
   with_activation(activation, [&](auto function) {
-    using Function = decltype(function);
-    const bool gated = is_gated(activation);
+    const bool gated = is_gated(activation.kind);
     if (dtype == DType::kF32) {
-      gated ? run.template operator()<Function, true, float>()
-            : run.template operator()<Function, false, float>();
+      gated ? run.template operator()<true, float>(function)
+            : run.template operator()<false, float>(function);
     } else {
-      gated ? run.template operator()<Function, true, Bf16>()
-            : run.template operator()<Function, false, Bf16>();
+      gated ? run.template operator()<true, Bf16>(function)
+            : run.template operator()<false, Bf16>(function);
     }
   });
 }
 
 void forward_kernel(const BlockSparseActivation& op, const Args<BlockSparseActivation>& args) {
   const BlockSparseActivationSpec& spec = op.spec();
-  dispatch(spec.activation, args.in(BlockSparseActivation::kPre).dtype,
-           [&]<typename Function, bool kGated, typename T>() {
-             forward<Function, kGated, T>(spec, args);
-           });
+  dispatch(
+      spec.activation, args.in(BlockSparseActivation::kPre).dtype,
+      [&]<bool kGated, typename T>(auto function) { forward<kGated, T>(function, spec, args); });
 }
 
 void backward_kernel(const BlockSparseActivationBackward& op,
                      const Args<BlockSparseActivationBackward>& args) {
   const BlockSparseActivationSpec& spec = op.spec();
-  dispatch(spec.activation, args.in(BlockSparseActivationBackward::kGrad).dtype,
-           [&]<typename Function, bool kGated, typename T>() {
-             backward<Function, kGated, T>(spec, args);
-           });
+  dispatch(
+      spec.activation, args.in(BlockSparseActivationBackward::kGrad).dtype,
+      [&]<bool kGated, typename T>(auto function) { backward<kGated, T>(function, spec, args); });
 }
 
 }  // namespace

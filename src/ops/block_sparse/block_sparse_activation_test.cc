@@ -27,7 +27,7 @@ std::vector<TestInput> make_inputs(const BlockSparseActivationSpec& spec, Random
   const auto indices = [](const std::vector<int32_t>& values) {
     return testing::tensor_of_i32({static_cast<int64_t>(values.size())}, values);
   };
-  const int64_t gates = is_gated(spec.activation) ? 2 : 1;
+  const int64_t gates = is_gated(spec.activation.kind) ? 2 : 1;
   std::vector<TestInput> inputs;
   inputs.push_back(
       {random_tensor(DType::kF32, {gates * num_blocks, 8, 8}, random), Role::kValue, "pre"});
@@ -39,10 +39,17 @@ std::vector<TestInput> make_inputs(const BlockSparseActivationSpec& spec, Random
 
 TEST(BlockSparseActivation, Gradients) {
   Random random(41, 0);
-  for (const auto activation : {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh,
-                                Activation::kGelu, Activation::kGeluTanh, Activation::kSwiGLUOai,
-                                Activation::kSwiGLUClamped, Activation::kRelu2}) {
-    SCOPED_TRACE(std::string(activation_name(activation)));
+  for (const auto& activation : std::initializer_list<ActivationFunction>{
+           Activation::kSwiGLU,
+           Activation::kGeGLU,
+           Activation::kGeGLUTanh,
+           Activation::kGelu,
+           Activation::kGeluTanh,
+           {Activation::kSwiGLUOai, 0.75},
+           {Activation::kSwiGLUClamped, 1.25},
+           Activation::kRelu2,
+       }) {
+    SCOPED_TRACE(to_string(activation));
     const BlockSparseActivationSpec spec{activation, 8};
     testing::check_gradients(make_block_sparse_activation(spec), kernels(),
                              make_inputs(spec, random));

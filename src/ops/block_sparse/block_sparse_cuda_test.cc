@@ -57,10 +57,10 @@ struct Product {
 };
 
 /// A layer's experts as block_sparse.h composes them, forward and backward.
-CheckedProgram build_layer(const Case& c, Activation activation, DType dtype) {
+CheckedProgram build_layer(const Case& c, const ActivationFunction& activation, DType dtype) {
   CheckedProgram checked{Program("layer"), {}};
   Program& program = checked.program;
-  const int64_t gates = is_gated(activation) ? 2 : 1;
+  const int64_t gates = is_gated(activation.kind) ? 2 : 1;
   std::vector<int64_t> first_sizes = c.sizes;
   int64_t inner = 0;
   for (int64_t& size : first_sizes) {
@@ -228,12 +228,18 @@ TEST_F(BlockSparseCuda, GradientsOfWeights) {
 
 TEST_F(BlockSparseCuda, ALayerOfExperts) {
   uint64_t seed = 50;
-  for (const Activation activation :
-       {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh, Activation::kGelu,
-        Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kSwiGLUClamped,
-        Activation::kRelu2}) {
+  for (const auto& activation : std::initializer_list<ActivationFunction>{
+           Activation::kSwiGLU,
+           Activation::kGeGLU,
+           Activation::kGeGLUTanh,
+           Activation::kGelu,
+           Activation::kGeluTanh,
+           {Activation::kSwiGLUOai, 0.75},
+           {Activation::kSwiGLUClamped, 1.25},
+           Activation::kRelu2,
+       }) {
     for (const Case& c : cases()) {
-      SCOPED_TRACE(fmt::format("{} block {}", activation_name(activation), c.block_size));
+      SCOPED_TRACE(fmt::format("{} block {}", to_string(activation), c.block_size));
       testing::check_on_gpu([&](DType dtype) { return build_layer(c, activation, dtype); }, cpu(),
                             gpu(), check_of(c, ++seed));
     }

@@ -90,7 +90,7 @@ void launch_dense_output(const DenseOutput& product, cudaStream_t stream);
 
 /// See BlockSparseActivation. Rows beyond `extent` (null: none) are left alone.
 struct SparseActivation {
-  Activation activation;
+  ActivationFunction activation;
   SparseType type;
   int block_size;
   int64_t num_rows;

@@ -43,20 +43,20 @@ struct GradParams {
 
 /// Turns gate and up into their gradients, finds the activation, which costs registers where it is
 /// used, and returns the gradient of the prob.
-template <typename Function, bool kGated, int kWidth>
-__device__ __forceinline__ float differentiate(Floats<kWidth>& gate, Floats<kWidth>& up,
-                                               const Floats<kWidth>& grad, float prob,
-                                               Floats<kWidth>& act) {
+template <bool kGated, typename Function, int kWidth>
+__device__ __forceinline__ float differentiate(const Function& function, Floats<kWidth>& gate,
+                                               Floats<kWidth>& up, const Floats<kWidth>& grad,
+                                               float prob, Floats<kWidth>& act) {
   float dot = 0;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const Slope slope = Function::slope(gate[i]);
-    const float other = kGated ? Function::other(up[i]) : 1.0F;
+    const Slope slope = function.slope(gate[i]);
+    const float other = kGated ? function.other(up[i]) : 1.0F;
     dot += slope.value * other * grad[i];
     act[i] = slope.value * other * prob;
     const float g = grad[i] * prob;
     gate[i] = g * other * slope.derivative;
-    up[i] = Function::other_grad(up[i], g * slope.value);
+    up[i] = function.other_grad(up[i], g * slope.value);
   }
   return dot;
 }
@@ -74,6 +74,7 @@ struct ActivationGradMap {
     float prob;
   };
 
+  Function function;
   GradParams<Pre> p;
 
   __device__ __forceinline__ Loaded load(int64_t row, uint32_t vector) const {
@@ -92,7 +93,7 @@ struct ActivationGradMap {
     Floats<kWidth> up = {};
     if constexpr (kGated) up = Pre::values(loaded.up);
     Floats<kWidth> act;
-    differentiate<Function, kGated>(gate, up, to_floats(loaded.grad), loaded.prob, act);
+    differentiate<kGated>(function, gate, up, to_floats(loaded.grad), loaded.prob, act);
     cuda::store(grad_gate, gate);
     if constexpr (kGated) cuda::store(grad_gate + p.size, up);
     if constexpr (kGivesAct)
@@ -102,7 +103,8 @@ struct ActivationGradMap {
 
 /// A warp's part of the gradient of its row's prob.
 template <typename Function, bool kGated, bool kGivesAct, typename Pre, int kWidth>
-__device__ __forceinline__ float differentiate_row(const GradParams<Pre>& p,
+__device__ __forceinline__ float differentiate_row(const Function& function,
+                                                   const GradParams<Pre>& p,
                                                    const SizedExperts& experts,
                                                    const Share& share) {
   using T = typename Pre::Value;
@@ -121,7 +123,7 @@ __device__ __forceinline__ float differentiate_row(const GradParams<Pre>& p,
     Floats<kWidth> up = {};
     if constexpr (kGated) up = Pre::values(ups);
     Floats<kWidth> value;
-    dot += differentiate<Function, kGated>(x, up, to_floats(grads), prob, value);
+    dot += differentiate<kGated>(function, x, up, to_floats(grads), prob, value);
     store(grad_gate + column, x);
     if constexpr (kGated) store(grad_gate + size + column, up);
     if constexpr (kGivesAct) store(act + column, value);
@@ -131,14 +133,15 @@ __device__ __forceinline__ float differentiate_row(const GradParams<Pre>& p,
 
 template <typename Function, bool kGated, bool kGivesAct, typename Pre, int kWidth>
 __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
-    differentiate_rows(const __grid_constant__ GradParams<Pre> p,
+    differentiate_rows(const Function function, const __grid_constant__ GradParams<Pre> p,
                        const __grid_constant__ SizedExperts experts, int row_warps) {
   wait_for_earlier();
   __shared__ float dots[kShareWarps];
   const Share share(row_warps);
   const bool holds = share.row < p.rows.in_use();
-  const float dot =
-      holds ? differentiate_row<Function, kGated, kGivesAct, Pre, kWidth>(p, experts, share) : 0.0F;
+  const float dot = holds ? differentiate_row<Function, kGated, kGivesAct, Pre, kWidth>(
+                                function, p, experts, share)
+                          : 0.0F;
   if (p.grad_probs == nullptr) return;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const bool first = threadIdx.x % 32 == 0;
@@ -150,16 +153,17 @@ __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
   p.grad_probs[share.row] = total;
 }
 
-template <typename Function, bool kGated, bool kGivesAct, int kWidth, typename Pre>
-void launch_grads_of(const ActivationRows& call, const SizedExperts& experts,
-                     const GradParams<Pre>& params, cudaStream_t stream) {
+template <bool kGated, bool kGivesAct, int kWidth, typename Function, typename Pre>
+void launch_grads_of(const Function& function, const ActivationRows& call,
+                     const SizedExperts& experts, const GradParams<Pre>& params,
+                     cudaStream_t stream) {
   if (experts.count == 0 && params.grad_probs == nullptr) {
-    launch_map(ActivationGradMap<Function, kGated, kGivesAct, Pre, kWidth>{params}, call.rows,
-               call.size / kWidth, stream);
+    launch_map(ActivationGradMap<Function, kGated, kGivesAct, Pre, kWidth>{function, params},
+               call.rows, call.size / kWidth, stream);
   } else {
     const RowLaunch rows(call, kWidth);
     launch_early(differentiate_rows<Function, kGated, kGivesAct, Pre, kWidth>,
-                 {rows.blocks, rows.threads}, stream, params, experts, rows.row_warps);
+                 {rows.blocks, rows.threads}, stream, function, params, experts, rows.row_warps);
   }
 }
 
@@ -171,7 +175,7 @@ void launch_grads(const ActivationRows& call, const SizedExperts& experts,
                   cudaStream_t stream) {
   vectors = vectors && has_whole_vectors(call, experts) &&
             are_aligned(call.in, grads.grad, grads.grad_in, grads.act);
-  with_activation(call.kind, [&]<typename Function, bool kGated>() {
+  with_activation(call.function, [&]<bool kGated>(auto function) {
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
       const auto pre = make_pre.template operator()<T>();
       const GradParams<std::remove_const_t<decltype(pre)>> params = {
@@ -186,8 +190,8 @@ void launch_grads(const ActivationRows& call, const SizedExperts& experts,
           .grad_probs = grads.grad_probs,
           .act = grads.act};
       grads.act == nullptr
-          ? launch_grads_of<Function, kGated, false, kWidth>(call, experts, params, stream)
-          : launch_grads_of<Function, kGated, true, kWidth>(call, experts, params, stream);
+          ? launch_grads_of<kGated, false, kWidth>(function, call, experts, params, stream)
+          : launch_grads_of<kGated, true, kWidth>(function, call, experts, params, stream);
     });
   });
 }

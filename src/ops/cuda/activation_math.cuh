@@ -83,31 +83,28 @@ struct GeluTanh : PlainOther {
 };
 
 /// Of Activation::kSwiGLUOai or kSwiGLUClamped.
-template <typename Clamp>
 struct ClampedSilu {
-  static __device__ __forceinline__ float value(float gate) {
-    const float x = clamped(gate);
-    return x * sigmoid(Clamp::kGain * x);
-  }
-  static __device__ __forceinline__ Slope slope(float gate) {
-    const float x = clamped(gate);
-    const float s = sigmoid(Clamp::kGain * x);
-    const float derivative = s * (1.0F + Clamp::kGain * x * (1.0F - s));
-    return {x * s, gate > Clamp::kLimit ? 0.0F : derivative};
-  }
-  static __device__ __forceinline__ float other(float up) {
-    const float below = clamped(up);
-    return (below < -Clamp::kLimit ? -Clamp::kLimit : below) + Clamp::kOffset;
-  }
-  static __device__ __forceinline__ float other_grad(float up, float grad) {
-    return up > Clamp::kLimit || up < -Clamp::kLimit ? 0.0F : grad;
-  }
+  ClampConstants c;
 
- private:
-  /// NaN stays, unlike with fminf.
-  static __device__ __forceinline__ float clamped(float x) {
-    return x > Clamp::kLimit ? Clamp::kLimit : x;
+  __device__ __forceinline__ float value(float gate) const {
+    const float x = clamped(gate);
+    return x * sigmoid(c.gain * x);
   }
+  __device__ __forceinline__ Slope slope(float gate) const {
+    const float x = clamped(gate);
+    const float s = sigmoid(c.gain * x);
+    const float derivative = s * (1.0F + c.gain * x * (1.0F - s));
+    return {x * s, gate > c.limit ? 0.0F : derivative};
+  }
+  __device__ __forceinline__ float other(float up) const {
+    const float below = clamped(up);
+    return (below < -c.limit ? -c.limit : below) + c.offset;
+  }
+  __device__ __forceinline__ float other_grad(float up, float grad) const {
+    return up > c.limit || up < -c.limit ? 0.0F : grad;
+  }
+  /// NaN stays, unlike with fminf.
+  __device__ __forceinline__ float clamped(float x) const { return x > c.limit ? c.limit : x; }
 };
 
 /// max(x, 0)².
@@ -120,26 +117,26 @@ struct SquaredRelu : PlainOther {
   static __device__ __forceinline__ float positive(float x) { return x < 0.0F ? 0.0F : x; }
 };
 
-/// Calls run.operator()<Function, kGated>() for the kind.
+/// Calls run.operator()<kGated>(function) for the activation: with Silu{}, ClampedSilu{...} and so
+/// on, which a kernel takes as a parameter.
 template <typename Run>
-void with_activation(Activation kind, Run run) {
-  switch (kind) {
+void with_activation(const ActivationFunction& function, Run run) {
+  switch (function.kind) {
     case Activation::kSwiGLU:
-      return run.template operator()<Silu, true>();
+      return run.template operator()<true>(Silu{});
     case Activation::kGeGLU:
-      return run.template operator()<Gelu, true>();
+      return run.template operator()<true>(Gelu{});
     case Activation::kGeGLUTanh:
-      return run.template operator()<GeluTanh, true>();
+      return run.template operator()<true>(GeluTanh{});
     case Activation::kSwiGLUOai:
-      return run.template operator()<ClampedSilu<OaiClamp>, true>();
     case Activation::kSwiGLUClamped:
-      return run.template operator()<ClampedSilu<PlainClamp>, true>();
+      return run.template operator()<true>(ClampedSilu{clamp_of(function)});
     case Activation::kGelu:
-      return run.template operator()<Gelu, false>();
+      return run.template operator()<false>(Gelu{});
     case Activation::kGeluTanh:
-      return run.template operator()<GeluTanh, false>();
+      return run.template operator()<false>(GeluTanh{});
     case Activation::kRelu2:
-      return run.template operator()<SquaredRelu, false>();
+      return run.template operator()<false>(SquaredRelu{});
   }
 }
 

@@ -17,14 +17,15 @@ struct Params {
   void* out;
 };
 
-template <typename Function, bool kGated, int kWidth>
-__device__ __forceinline__ Floats<kWidth> activate(const Floats<kWidth>& gate,
+template <bool kGated, typename Function, int kWidth>
+__device__ __forceinline__ Floats<kWidth> activate(const Function& function,
+                                                   const Floats<kWidth>& gate,
                                                    const Floats<kWidth>& up, float prob) {
   Floats<kWidth> x;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i)
-    x[i] = kGated ? Function::value(gate[i]) * Function::other(up[i]) * prob
-                  : Function::value(gate[i]) * prob;
+    x[i] = kGated ? function.value(gate[i]) * function.other(up[i]) * prob
+                  : function.value(gate[i]) * prob;
   return x;
 }
 
@@ -39,6 +40,7 @@ struct ActivationMap {
     float prob;
   };
 
+  Function function;
   Params p;
 
   __device__ __forceinline__ Loaded load(int64_t row, uint32_t vector) const {
@@ -53,14 +55,14 @@ struct ActivationMap {
     Floats<kWidth> up = {};
     if constexpr (kGated) up = to_floats(loaded.up);
     cuda::store(static_cast<T*>(p.out) + row * p.out_width + vector * kWidth,
-                activate<Function, kGated>(to_floats(loaded.gate), up, loaded.prob));
+                activate<kGated>(function, to_floats(loaded.gate), up, loaded.prob));
   }
 };
 
 template <typename Function, bool kGated, typename T, int kWidth>
 __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
-    activate_rows(const __grid_constant__ Params p, const __grid_constant__ SizedExperts experts,
-                  int row_warps) {
+    activate_rows(const Function function, const __grid_constant__ Params p,
+                  const __grid_constant__ SizedExperts experts, int row_warps) {
   wait_for_earlier();
   let_next_begin_if_short();
   const Share share(row_warps);
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
     const auto x = load_pack<kWidth>(gate + column);
     Floats<kWidth> up = {};
     if constexpr (kGated) up = to_floats(load_pack<kWidth>(gate + size + column));
-    store(out + column, activate<Function, kGated>(to_floats(x), up, prob));
+    store(out + column, activate<kGated>(function, to_floats(x), up, prob));
   });
 }
 
@@ -90,15 +92,16 @@ void launch_activation(const ActivationRows& call, const SizedExperts& experts, 
                          .probs = call.probs,
                          .out = out};
   const bool vectors = has_whole_vectors(call, experts) && are_aligned(call.in, out);
-  with_activation(call.kind, [&]<typename Function, bool kGated>() {
+  with_activation(call.function, [&]<bool kGated>(auto function) {
+    using Function = decltype(function);
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
       if (experts.count == 0) {
-        launch_map(ActivationMap<Function, kGated, T, kWidth>{params}, call.rows,
+        launch_map(ActivationMap<Function, kGated, T, kWidth>{function, params}, call.rows,
                    call.size / kWidth, stream);
       } else {
         const RowLaunch rows(call, kWidth);
         launch_early(activate_rows<Function, kGated, T, kWidth>, {rows.blocks, rows.threads},
-                     stream, params, experts, rows.row_warps);
+                     stream, function, params, experts, rows.row_warps);
       }
     });
   });

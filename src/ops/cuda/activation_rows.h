@@ -23,7 +23,7 @@ struct SizedExperts {
 /// by as many others where the activation is gated, and `in_width` columns in all; one of the
 /// result has `out_width`.
 struct ActivationRows {
-  Activation kind;
+  ActivationFunction function;
   DType dtype;
   RowCount rows;
   int64_t size;  ///< of every row; the largest where they differ

@@ -30,7 +30,8 @@ int64_t activation_bytes(const ExpertActivation& op) {
 /// one that the kernels have.
 bool has_kernel(const ExpertActivation& op, DType dtype, int64_t wide) {
   const ExpertSizes& sizes = op.sizes();
-  return op.kind() == Activation::kSwiGLU && sizes.are_equal() && sizes.largest() % 8 == 0 &&
+  return op.function().kind == Activation::kSwiGLU && sizes.are_equal() &&
+         sizes.largest() % 8 == 0 &&
          cuda::runs_in_tiles({.dtype = dtype,
                               .num_experts = sizes.num_experts(),
                               .wide = wide,

@@ -41,7 +41,8 @@ class ActivatedRig {
       : test_(test),
         backend_(backend),
         random_(seed, 3),
-        activation_({.kind = test.kind, .expert_sizes = test.sizes, .apply_prob = test.apply_prob}),
+        activation_(
+            {.function = test.kind, .expert_sizes = test.sizes, .apply_prob = test.apply_prob}),
         fc1_({.group_sizes = fc1_sizes(), .gather = test.top_k > 0}),
         fc2_({.group_sizes = test.sizes}) {
     std::vector<int64_t> ends{0};

@@ -15,12 +15,12 @@ void check_probs(const Operator& op, const ValueType& probs_R, int64_t num_rows)
 }  // namespace
 
 ExpertActivation::ExpertActivation(const ExpertActivationSpec& spec)
-    : kind_(spec.kind),
+    : function_(spec.function),
       sizes_(spec.expert_sizes, "expert_activation"),
       apply_prob_(spec.apply_prob) {}
 
 std::string ExpertActivation::attributes() const {
-  return fmt::format("{} experts={}{}", activation_name(kind_), sizes_.to_string(),
+  return fmt::format("{} experts={}{}", to_string(function_), sizes_.to_string(),
                      apply_prob_ ? " apply_prob" : "");
 }
 

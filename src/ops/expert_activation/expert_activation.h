@@ -8,7 +8,7 @@
 namespace tessera {
 
 struct ExpertActivationSpec {
-  Activation kind = Activation::kSwiGLU;
+  ActivationFunction function = Activation::kSwiGLU;
   /// F_e: the inner size of each expert.
   std::vector<int64_t> expert_sizes;
   /// Multiply by the routed row's probability, before FC2 instead of after it: then the gradient of
@@ -35,11 +35,11 @@ class ExpertActivation final : public Operator, public JoinsProducer {
   OperandSet<Input> input_set() const {
     return OperandSet<Input>{kPre, kOffsets}.add(kProbs, apply_prob_);
   }
-  Activation kind() const { return kind_; }
+  const ActivationFunction& function() const { return function_; }
   const ExpertSizes& sizes() const { return sizes_; }
   bool apply_prob() const { return apply_prob_; }
   /// Columns of the pre-activation.
-  int64_t pre_width() const { return (is_gated(kind_) ? 2 : 1) * sizes_.largest(); }
+  int64_t pre_width() const { return (is_gated(function_.kind) ? 2 : 1) * sizes_.largest(); }
 
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
@@ -49,7 +49,7 @@ class ExpertActivation final : public Operator, public JoinsProducer {
   OperatorPtr joined_with(const Neighbours& nodes, bool keeps_product) const override;
 
  private:
-  Activation kind_;
+  ActivationFunction function_;
   ExpertSizes sizes_;
   bool apply_prob_;
 };

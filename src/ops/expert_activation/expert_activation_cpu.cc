@@ -34,37 +34,36 @@ void check_rows(const Tensor& rows, const Tensor& offsets) {
 
 /// to = act(pre) · prob for one row; `up` is null where the activation is not gated.
 template <typename Fn, typename T>
-void forward_row(const T* gate, const T* up, float prob, int64_t size, T* to) {
+void forward_row(Fn fn, const T* gate, const T* up, float prob, int64_t size, T* to) {
   simd::for_each_vector(size, [&](int64_t i, auto lanes) {
-    simd::Vec value = Fn::value(simd::load(gate + i, lanes));
-    if (up != nullptr) value *= Fn::other(simd::load(up + i, lanes));
+    simd::Vec value = fn.value(simd::load(gate + i, lanes));
+    if (up != nullptr) value *= fn.other(simd::load(up + i, lanes));
     simd::store(to + i, value * prob, lanes);
   });
 }
 
-template <typename Fn, typename T>
-void forward(const ExpertActivation& op, const Args<ExpertActivation>& args) {
+template <typename T, typename Fn>
+void forward(Fn fn, const ExpertActivation& op, const Args<ExpertActivation>& args) {
   using Op = ExpertActivation;
   const T* pre = args.in(Op::kPre).as<T>();
   const float* probs = op.apply_prob() ? args.in(Op::kProbs).as<float>() : nullptr;
   T* act = args.out(Op::kAct).as<T>();
   const int64_t pre_width = op.pre_width();
   const int64_t act_width = op.sizes().largest();
-  const bool gated = is_gated(op.kind());
+  const bool gated = is_gated(op.function().kind);
   for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
     const T* gate = pre + row * pre_width;
     const int64_t size = op.sizes()[expert];
-    forward_row<Fn>(gate, gated ? gate + size : nullptr, probs == nullptr ? 1.0F : probs[row], size,
-                    act + row * act_width);
+    forward_row(fn, gate, gated ? gate + size : nullptr, probs == nullptr ? 1.0F : probs[row], size,
+                act + row * act_width);
   });
 }
 
 void expert_activation(const ExpertActivation& op, const Args<ExpertActivation>& args) {
   check_rows(args.in(ExpertActivation::kPre), args.in(ExpertActivation::kOffsets));
-  with_activation(op.kind(), [&](auto fn) {
-    using Fn = decltype(fn);
-    if (args.in(ExpertActivation::kPre).dtype == DType::kF32) return forward<Fn, float>(op, args);
-    return forward<Fn, Bf16>(op, args);
+  with_activation(op.function(), [&](auto fn) {
+    if (args.in(ExpertActivation::kPre).dtype == DType::kF32) return forward<float>(fn, op, args);
+    return forward<Bf16>(fn, op, args);
   });
 }
 
@@ -84,16 +83,16 @@ struct BackwardRow {
 
 /// Writes the row's gradient and returns that of its probability, Σ act · grad.
 template <typename Fn, typename T, typename Pre>
-float backward_row(const BackwardRow<T, Pre>& r) {
+float backward_row(Fn fn, const BackwardRow<T, Pre>& r) {
   using simd::load;
   simd::Vec dot{};
   simd::for_each_vector(r.size, [&](int64_t i, auto lanes) {
-    const Slope slope = Fn::slope(load(r.gate + i, lanes));
+    const Slope slope = fn.slope(load(r.gate + i, lanes));
     const simd::Vec grad = load(r.grad + i, lanes);
     const simd::Vec scaled = grad * r.prob;
     if (r.act != nullptr) {
       const simd::Vec value =
-          r.up == nullptr ? slope.value : slope.value * Fn::other(load(r.up + i, lanes));
+          r.up == nullptr ? slope.value : slope.value * fn.other(load(r.up + i, lanes));
       simd::store(r.act + i, value * r.prob, lanes);
     }
     if (r.up == nullptr) {
@@ -102,17 +101,17 @@ float backward_row(const BackwardRow<T, Pre>& r) {
       return;
     }
     const simd::Vec up = load(r.up + i, lanes);
-    const simd::Vec other = Fn::other(up);
+    const simd::Vec other = fn.other(up);
     dot += slope.value * other * grad;
     simd::store(r.grad_gate + i, scaled * other * slope.derivative, lanes);
-    simd::store(r.grad_up + i, Fn::other_grad(up, scaled * slope.value), lanes);
+    simd::store(r.grad_up + i, fn.other_grad(up, scaled * slope.value), lanes);
   });
   return simd::sum(dot);
 }
 
-template <typename Fn, typename T, typename PreRows>
-void backward(const ExpertActivationBackward& backward, const Args<ExpertActivationBackward>& args,
-              const PreRows& pre) {
+template <typename T, typename Fn, typename PreRows>
+void backward(Fn fn, const ExpertActivationBackward& backward,
+              const Args<ExpertActivationBackward>& args, const PreRows& pre) {
   using Op = ExpertActivationBackward;
   const ExpertActivation& op = backward.forward();
   using Pre = decltype(pre[0]);
@@ -123,20 +122,20 @@ void backward(const ExpertActivationBackward& backward, const Args<ExpertActivat
   T* act = backward.gives_act() ? args.out(Op::kAct).as<T>() : nullptr;
   const int64_t pre_width = op.pre_width();
   const int64_t act_width = op.sizes().largest();
-  const bool gated = is_gated(op.kind());
+  const bool gated = is_gated(op.function().kind);
   for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
     const Pre gate = pre[row];
     T* grad_gate = grad_pre + row * pre_width;
     const int64_t size = op.sizes()[expert];
     const float dot =
-        backward_row<Fn, T, Pre>({.grad = grad + row * act_width,
-                                  .gate = gate,
-                                  .up = gated ? gate + size : Pre{},
-                                  .prob = probs == nullptr ? 1.0F : probs[row],
-                                  .size = size,
-                                  .grad_gate = grad_gate,
-                                  .grad_up = gated ? grad_gate + size : nullptr,
-                                  .act = act == nullptr ? nullptr : act + row * act_width});
+        backward_row<Fn, T, Pre>(fn, {.grad = grad + row * act_width,
+                                      .gate = gate,
+                                      .up = gated ? gate + size : Pre{},
+                                      .prob = probs == nullptr ? 1.0F : probs[row],
+                                      .size = size,
+                                      .grad_gate = grad_gate,
+                                      .grad_up = gated ? grad_gate + size : nullptr,
+                                      .act = act == nullptr ? nullptr : act + row * act_width});
     if (grad_probs != nullptr) grad_probs[row] = dot;
   });
 }
@@ -145,13 +144,12 @@ void expert_activation_backward(const ExpertActivationBackward& op,
                                 const Args<ExpertActivationBackward>& args) {
   using Op = ExpertActivationBackward;
   check_rows(args.in(Op::kPre), args.in(Op::kOffsets));
-  with_activation(op.forward().kind(), [&](auto fn) {
-    using Fn = decltype(fn);
+  with_activation(op.forward().function(), [&](auto fn) {
     with_storage(args.in(Op::kGrad).dtype, [&](auto storage) {
       using T = decltype(storage);
       const Tensor& pre = args.in(Op::kPre);
-      op.pre_format() == RowFormat::kScaled ? backward<Fn, T>(op, args, ScaledRowsOf(pre))
-                                            : backward<Fn, T>(op, args, ValueRowsOf<T>(pre));
+      op.pre_format() == RowFormat::kScaled ? backward<T>(fn, op, args, ScaledRowsOf(pre))
+                                            : backward<T>(fn, op, args, ValueRowsOf<T>(pre));
     });
   });
 }

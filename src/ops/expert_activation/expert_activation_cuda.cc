@@ -11,7 +11,7 @@ template <typename Op>
 cuda::ActivationRows describe(const ExpertActivation& op, const Args<Op>& args) {
   const Tensor& pre = args.in(Op::kPre);
   const auto* offsets = args.in(Op::kOffsets).template as<int64_t>();
-  return {.kind = op.kind(),
+  return {.function = op.function(),
           .dtype = pre.dtype,
           .rows = {.bound = pre.shape[0], .extent = offsets + op.sizes().num_experts()},
           .size = op.sizes().largest(),

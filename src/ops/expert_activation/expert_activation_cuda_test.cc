@@ -9,9 +9,16 @@
 namespace tessera {
 namespace {
 
-constexpr Activation kKinds[] = {
-    Activation::kSwiGLU,   Activation::kGeGLU,     Activation::kGeGLUTanh,     Activation::kGelu,
-    Activation::kGeluTanh, Activation::kSwiGLUOai, Activation::kSwiGLUClamped, Activation::kRelu2};
+constexpr ActivationFunction kFunctions[] = {
+    Activation::kSwiGLU,
+    Activation::kGeGLU,
+    Activation::kGeGLUTanh,
+    Activation::kGelu,
+    Activation::kGeluTanh,
+    {Activation::kSwiGLUOai, 0.75},
+    {Activation::kSwiGLUClamped, 1.25},
+    Activation::kRelu2,
+};
 constexpr float kGuard = -3;
 
 std::vector<int64_t> offsets_of(const std::vector<int64_t>& rows) {
@@ -25,10 +32,10 @@ class ExpertActivationCuda : public testing::GpuTest {
   void check_equal_sizes(const ExpertActivationSpec& spec, const std::vector<int64_t>& rows,
                          int64_t slack, testing::GpuCheck how = {}) const {
     SCOPED_TRACE(
-        fmt::format("{} F {} rows {}", activation_name(spec.kind), spec.expert_sizes[0], rows));
+        fmt::format("{} F {} rows {}", to_string(spec.function), spec.expert_sizes[0], rows));
     const std::vector<int64_t> ends = offsets_of(rows);
     const int64_t bound = ends.back() + slack;
-    const int64_t width = (is_gated(spec.kind) ? 2 : 1) * spec.expert_sizes[0];
+    const int64_t width = (is_gated(spec.function.kind) ? 2 : 1) * spec.expert_sizes[0];
     const OwnedTensor offsets = testing::tensor_of_i64({std::ssize(ends)}, ends);
     how.values = {{"offsets", offsets}};
     how.tolerance_f32 = 1e-4;
@@ -48,17 +55,18 @@ class ExpertActivationCuda : public testing::GpuTest {
   }
 
   void check_sizes(const std::vector<int64_t>& sizes, const std::vector<int64_t>& rows,
-                   Activation kind, DType dtype, Random& random, bool apply_prob = true) const {
+                   const ActivationFunction& function, DType dtype, Random& random,
+                   bool apply_prob = true) const {
     const std::vector<int64_t> ends = offsets_of(rows);
-    const auto forward = std::make_shared<ExpertActivation>(
-        ExpertActivationSpec{.kind = kind, .expert_sizes = sizes, .apply_prob = apply_prob});
+    const auto forward = std::make_shared<ExpertActivation>(ExpertActivationSpec{
+        .function = function, .expert_sizes = sizes, .apply_prob = apply_prob});
     const int64_t act = forward->sizes().largest();
     std::vector<OwnedTensor> inputs;
     inputs.push_back(testing::random_tensor(dtype, {ends.back(), act}, random));
     inputs.push_back(testing::random_tensor(dtype, {ends.back(), forward->pre_width()}, random));
     if (apply_prob) inputs.push_back(testing::random_tensor(DType::kF32, {ends.back()}, random));
     inputs.push_back(testing::tensor_of_i64({std::ssize(ends)}, ends));
-    const std::string what = fmt::format("{} {}", activation_name(kind), dtype_name(dtype));
+    const std::string what = fmt::format("{} {}", to_string(function), dtype_name(dtype));
     const auto grads =
         compare_kernels(ExpertActivationBackward(*forward), inputs, "backward " + what);
     const auto all =
@@ -71,7 +79,7 @@ class ExpertActivationCuda : public testing::GpuTest {
 
   /// Gradients of pre-activations in FP8, with `slack` rows behind the last expert's.
   void check_scaled(const std::vector<int64_t>& sizes, const std::vector<int64_t>& rows,
-                    int64_t slack, Activation kind, DType dtype) const {
+                    int64_t slack, const ActivationFunction& function, DType dtype) const {
     Random random(5, 9);
     const std::vector<int64_t> ends = offsets_of(rows);
     const int64_t bound = ends.back() + slack;
@@ -79,7 +87,7 @@ class ExpertActivationCuda : public testing::GpuTest {
     const OwnedTensor probs = testing::random_tensor(DType::kF32, {bound}, random);
     for (const bool apply_prob : {false, true}) {
       const ExpertActivation forward(
-          {.kind = kind, .expert_sizes = sizes, .apply_prob = apply_prob});
+          {.function = function, .expert_sizes = sizes, .apply_prob = apply_prob});
       const OwnedTensor grad =
           testing::random_tensor(dtype, {bound, forward.sizes().largest()}, random);
       const OwnedTensor pre = testing::random_tensor(dtype, {bound, forward.pre_width()}, random);
@@ -136,11 +144,12 @@ class ExpertActivationCuda : public testing::GpuTest {
 };
 
 TEST_F(ExpertActivationCuda, AllKinds) {
-  for (const Activation kind : kKinds) {
+  for (const ActivationFunction& function : kFunctions) {
     for (const bool prob : {false, true}) {
-      check_equal_sizes({.kind = kind, .expert_sizes = {776, 776, 776}, .apply_prob = prob},
+      check_equal_sizes({.function = function, .expert_sizes = {776, 776, 776}, .apply_prob = prob},
                         {20, 0, 31}, 9);
-      check_equal_sizes({.kind = kind, .expert_sizes = {13, 13}, .apply_prob = prob}, {1, 5}, 0);
+      check_equal_sizes({.function = function, .expert_sizes = {13, 13}, .apply_prob = prob},
+                        {1, 5}, 0);
     }
   }
   check_equal_sizes({.expert_sizes = {16, 16}, .apply_prob = true}, {0, 0}, 4);
@@ -162,34 +171,34 @@ TEST_F(ExpertActivationCuda, SizesThatDiffer) {
   const std::vector<int64_t> rows = {3, 0, 40, 1, 17};
   for (const std::vector<int64_t>& sizes :
        {std::vector<int64_t>{64, 8, 320, 16, 136}, std::vector<int64_t>{5, 9, 70, 2, 33}}) {
-    for (const Activation kind : kKinds) {
+    for (const ActivationFunction& function : kFunctions) {
       for (const DType dtype : {DType::kF32, DType::kBF16})
-        check_sizes(sizes, rows, kind, dtype, random);
+        check_sizes(sizes, rows, function, dtype, random);
     }
   }
 }
 
 TEST_F(ExpertActivationCuda, ActivationsThatComeWithTheirGradients) {
   Random random(5, 7);
-  for (const Activation kind : kKinds) {
+  for (const ActivationFunction& function : kFunctions) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const bool apply_prob : {false, true}) {
-        check_sizes({776, 776, 776}, {20, 0, 31}, kind, dtype, random, apply_prob);
-        check_sizes({13, 13}, {1, 5}, kind, dtype, random, apply_prob);
+        check_sizes({776, 776, 776}, {20, 0, 31}, function, dtype, random, apply_prob);
+        check_sizes({13, 13}, {1, 5}, function, dtype, random, apply_prob);
       }
     }
   }
 }
 
 TEST_F(ExpertActivationCuda, GradientsOfFp8AreThoseOfWhatItStandsFor) {
-  for (const Activation kind : kKinds) {
+  for (const ActivationFunction& function : kFunctions) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      SCOPED_TRACE(fmt::format("{} {}", activation_name(kind), dtype_name(dtype)));
-      check_scaled({776, 776, 776}, {20, 0, 31}, 9, kind, dtype);
-      check_scaled({13, 13}, {1, 5}, 0, kind, dtype);
-      check_scaled({64, 8, 320, 16, 136}, {3, 0, 40, 1, 17}, 0, kind, dtype);
-      check_scaled({5, 9, 70}, {3, 1, 4}, 2, kind, dtype);
-      check_scaled({16, 16}, {0, 0}, 4, kind, dtype);
+      SCOPED_TRACE(fmt::format("{} {}", to_string(function), dtype_name(dtype)));
+      check_scaled({776, 776, 776}, {20, 0, 31}, 9, function, dtype);
+      check_scaled({13, 13}, {1, 5}, 0, function, dtype);
+      check_scaled({64, 8, 320, 16, 136}, {3, 0, 40, 1, 17}, 0, function, dtype);
+      check_scaled({5, 9, 70}, {3, 1, 4}, 2, function, dtype);
+      check_scaled({16, 16}, {0, 0}, 4, function, dtype);
     }
   }
   check_scaled({2600, 2600}, {5, 2}, 0, Activation::kSwiGLU, DType::kBF16);

@@ -117,7 +117,8 @@ class BlockJoiner {
     const auto sizes_of = [](const Node& node) {
       return static_cast<const BlockSparseProduct&>(*node.op).experts()->values();
     };
-    const auto kind = static_cast<const BlockSparseActivation&>(*activation.op).spec().activation;
+    const auto function =
+        static_cast<const BlockSparseActivation&>(*activation.op).spec().activation;
     const std::vector<int64_t> sizes = sizes_of(second);
     first = {make_grouped_matmul({.group_sizes = sizes_of(first), .side = GroupedSide::kOut}),
              {first.inputs[0], first.inputs[1], experts.offsets},
@@ -129,9 +130,10 @@ class BlockJoiner {
           {bias.inputs[ExpertBias::kX], bias.inputs[ExpertBias::kBias], experts.offsets},
           bias.outputs};
     }
-    activation = {make_expert_activation({.kind = kind, .expert_sizes = sizes, .apply_prob = true}),
-                  {activation.inputs[0], activation.inputs[1], experts.offsets},
-                  activation.outputs};
+    activation = {
+        make_expert_activation({.function = function, .expert_sizes = sizes, .apply_prob = true}),
+        {activation.inputs[0], activation.inputs[1], experts.offsets},
+        activation.outputs};
     second = {make_grouped_matmul({.group_sizes = sizes, .side = GroupedSide::kIn}),
               {second.inputs[0], second.inputs[1], experts.offsets},
               second.outputs};

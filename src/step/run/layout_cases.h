@@ -167,7 +167,10 @@ inline std::vector<LayoutCase> expert_layouts() {
          p.layout.cp = 2;
          p.layout.ep = 2;
        },
-       [](M& m) { m.residual_streams = 3; }},
+       [](M& m) {
+         m.residual_streams = 3;
+         m.mtp_layers = 1;
+       }},
       {"windows_of_their_own_heads", 4, [](P& p) { p.layout.tp = 4; },
        [](M& m) {
          m.window = 5;

@@ -149,11 +149,11 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
 /// streams there are more than buffers for modules that it needs at a time.
 std::optional<int64_t> layer_of_module(const ParameterSpec& spec) {
   constexpr int64_t kBeforeHead = -1;
-  const std::string mtp_layer = mtp_layer_of(spec.name);
-  if (!spec.layer && !mtp_layer.empty()) return kBeforeHead - 1 - std::stoll(mtp_layer);
-  const bool is_small = spec.name.starts_with("final_norm.") || spec.name == "head.bias" ||
-                        spec.name.starts_with("head_streams.");
-  return is_small ? kBeforeHead : spec.layer;
+  const bool is_small = spec.name == head_norm_name(0) || spec.name == head_norm_bias_name(0) ||
+                        spec.name == "head.bias" || spec.name.starts_with(head_streams_name(0));
+  if (is_small) return kBeforeHead;
+  if (!spec.name.starts_with("mtp_heads.")) return spec.layer;
+  return kBeforeHead - 1 - std::stoll(mtp_layer_of(spec.name));
 }
 
 std::vector<std::vector<size_t>> modules_of(const ParameterSet& parameters) {

@@ -174,9 +174,13 @@ void draw_expert_norms(Draw& draw, RandomLayout& result) {
 
 void draw_streams(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
-  if (model.mtp_layers > 0 || !draw.chance(4)) return;
+  if (model.mtp_normed || !draw.chance(4)) return;
   model.residual_streams = 2 + draw.upto(3);
   model.residual_sinkhorn_iterations = 1 + draw.upto(8);
+}
+
+void draw_limit(Draw& draw, ModelConfig& model) {
+  if (is_clamped(model.activation)) model.swiglu_limit = draw.of({0.0, 0.5});
 }
 
 void draw_hash_layers(Draw& draw, RandomLayout& result) {

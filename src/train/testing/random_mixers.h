@@ -34,6 +34,9 @@ void draw_expert_norms(Draw& draw, RandomLayout& result);
 /// Several residual streams.
 void draw_streams(Draw& draw, RandomLayout& result);
 
+/// The limit of a clamped SwiGLU: the published one, or one that many inputs are above.
+void draw_limit(Draw& draw, ModelConfig& model);
+
 /// Tables of token ids that choose experts in some layers.
 void draw_hash_layers(Draw& draw, RandomLayout& result);
 
