@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
-
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <span>
 
 #include "model/run/gradient_cases.h"
 
