@@ -98,7 +98,7 @@ void time_fused(const Gpu& gpu, const Report& report, const std::vector<Tensor>&
   const CrossEntropySpec spec{.chunk_tokens = std::max<int64_t>(chunk_tokens, 1)};
   const Call fused(gpu, make_linear_cross_entropy_fused(spec), inputs);
   const KernelArgs args = fused.args();
-  const cuda::Head head(args, spec, 0, inputs[1].shape[0], true);
+  const cuda::Head head(args, spec, {.vocab_size = inputs[1].shape[0]}, true);
   const double whole =
       report.print(fmt::format("fused, chunks of {} tokens", head.cut().chunk), fused);
   const cuda::HeadRows rows = head.multiply_logits(0);
