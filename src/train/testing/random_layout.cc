@@ -435,6 +435,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_state_norms(draw, result);
     draw_sparse_mixer(draw, result);
     draw_limit(draw, result.settings.model);
+    drop_idle_biases(result.settings.model);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -179,6 +179,10 @@ void draw_streams(Draw& draw, RandomLayout& result) {
   model.residual_sinkhorn_iterations = 1 + draw.upto(8);
 }
 
+void drop_idle_biases(ModelConfig& model) {
+  if (model.rope.fraction == 0) model.qkv_bias = false;
+}
+
 void draw_limit(Draw& draw, ModelConfig& model) {
   if (is_clamped(model.activation)) model.swiglu_limit = draw.of({0.0, 0.5});
 }

@@ -34,6 +34,10 @@ void draw_expert_norms(Draw& draw, RandomLayout& result);
 /// Several residual streams.
 void draw_streams(Draw& draw, RandomLayout& result);
 
+/// A bias adds the same to the scores of all keys that are not rotated: its gradient is rounding,
+/// of which AdamW makes steps.
+void drop_idle_biases(ModelConfig& model);
+
 /// The limit of a clamped SwiGLU: the published one, or one that many inputs are above.
 void draw_limit(Draw& draw, ModelConfig& model);
 
