@@ -100,7 +100,7 @@ inline std::vector<LayoutCase> mixer_layouts() {
        [](M& m) {
          m.init_deviation = 0.7;
          // Norms of what heads of 5 values give magnify its rounding.
-         m.norm_eps = 0.05;
+         m.norm_eps = 0.01;
          m.delta_layers = {0};
          m.delta = {.kind = DeltaKind::kKimi,
                     .num_key_heads = 2,
