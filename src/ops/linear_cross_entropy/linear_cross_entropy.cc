@@ -17,11 +17,6 @@ ValueType per_token(const ValueType& x) {
   return type;
 }
 
-/// F32 [V], V as of the weight.
-ValueType per_word(const ValueType& weight) {
-  return {.dtype = DType::kF32, .shape = {weight.shape[0]}};
-}
-
 const ValueType kScalar = {.dtype = DType::kF32, .shape = {1}};
 
 }  // namespace
@@ -74,8 +69,8 @@ void CrossEntropyOperator::check_inputs(std::span<const ValueType> inputs,
   check_shape(*this, inputs[kScale] == kScalar, "scale must be f32 [1], got {}",
               inputs[kScale].to_string());
   if (spec_.biased) {
-    check_shape(*this, inputs.back() == per_word(weight), "the bias must be {}, got {}",
-                per_word(weight).to_string(), inputs.back().to_string());
+    check_shape(*this, inputs.back() == head_bias_type(weight), "the bias must be {}, got {}",
+                head_bias_type(weight).to_string(), inputs.back().to_string());
   }
   if (!spec_.weighted) return;
   check_shape(*this, inputs[num_inputs] == per_token(x), "token_weights must be {}, got {}",
@@ -129,7 +124,7 @@ std::vector<ValueType> LinearCrossEntropyBackward::infer(std::span<const ValueTy
   check_shape(*this, inputs[kGradLoss] == kScalar, "grad_loss must be f32 [1], got {}",
               inputs[kGradLoss].to_string());
   std::vector<ValueType> outputs = {inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
-  if (spec().biased) outputs.push_back(per_word(inputs[kWeight]));
+  if (spec().biased) outputs.push_back(head_bias_type(inputs[kWeight]));
   return outputs;
 }
 
@@ -142,7 +137,7 @@ std::vector<ValueType> LinearCrossEntropyFused::infer(std::span<const ValueType>
   check_inputs(inputs, 4);
   std::vector<ValueType> outputs = {kScalar, per_token(inputs[kX]), inputs[kX],
                                     with_dtype(inputs[kWeight], DType::kF32)};
-  if (spec().biased) outputs.push_back(per_word(inputs[kWeight]));
+  if (spec().biased) outputs.push_back(head_bias_type(inputs[kWeight]));
   return outputs;
 }
 

@@ -6,6 +6,11 @@
 
 namespace tessera {
 
+/// The type of a bias of the logits that a weight [V, H] gives: F32 [V].
+inline ValueType head_bias_type(const ValueType& weight) {
+  return {.dtype = DType::kF32, .shape = {weight.shape[0]}};
+}
+
 /// How many threads share out the fused operator's work on the CPU: blocks of the vocabulary, each
 /// computed by one thread, in place of products that all threads compute together and wait for.
 struct CrossEntropyParts {

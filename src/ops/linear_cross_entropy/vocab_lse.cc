@@ -15,11 +15,6 @@ ValueType per_token(const ValueType& x, DType dtype) {
   return type;
 }
 
-/// One element for each row of the weight.
-ValueType per_word(const ValueType& weight) {
-  return {.dtype = DType::kF32, .shape = {weight.shape[0]}};
-}
-
 }  // namespace
 
 VocabLseOperator::VocabLseOperator(const VocabLseSpec& spec) : spec_(spec) {
@@ -58,8 +53,8 @@ void VocabLseOperator::check_inputs(std::span<const ValueType> inputs, size_t nu
   check_shape(*this, inputs[kLabels] == per_token(x, DType::kI32), "labels must be {}, got {}",
               per_token(x, DType::kI32).to_string(), inputs[kLabels].to_string());
   if (!spec_.cut.biased) return;
-  check_shape(*this, inputs.back() == per_word(weight), "the bias must be {}, got {}",
-              per_word(weight).to_string(), inputs.back().to_string());
+  check_shape(*this, inputs.back() == head_bias_type(weight), "the bias must be {}, got {}",
+              head_bias_type(weight).to_string(), inputs.back().to_string());
 }
 
 Cost VocabLseOperator::product_cost(int num_products, std::span<const ValueType> inputs,
@@ -105,7 +100,7 @@ std::vector<ValueType> VocabLseBackward::infer(std::span<const ValueType> inputs
                 inputs[i].to_string());
   }
   std::vector<ValueType> outputs = {inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
-  if (spec().cut.biased) outputs.push_back(per_word(inputs[kWeight]));
+  if (spec().cut.biased) outputs.push_back(head_bias_type(inputs[kWeight]));
   return outputs;
 }
 
