@@ -9,7 +9,6 @@ namespace {
 
 using testing::CheckedProgram;
 using testing::GpuTest;
-using testing::OperatorInputs;
 using testing::OwningCheck;
 
 /// Experts with the rows of each, multiples of the block size.

@@ -40,8 +40,9 @@ TEST_F(LayerNormCuda, Shapes) {
 }
 
 TEST_F(LayerNormCuda, BackwardAddsAnAddend) {
-  for (const auto& [tokens, size] :
-       {std::array<int64_t, 2>{0, 64}, {1, 7}, {45, 264}, {601, 4096}}) {
+  for (const auto& sizes : {std::array<int64_t, 2>{0, 64}, {1, 7}, {45, 264}, {601, 4096}}) {
+    const int64_t tokens = sizes[0];
+    const int64_t size = sizes[1];
     SCOPED_TRACE(fmt::format("{} x {}", tokens, size));
     testing::check_addend_on_gpu(
         LayerNormBackward(1e-5),
