@@ -6,6 +6,7 @@
 #include "ops/attention/attention_tensor.cuh"
 #include "ops/attention/large_heads.h"
 #include "ops/cuda/ptx/async_copy.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::large_heads {
 
@@ -393,7 +394,38 @@ struct UnitProducer {
   }
 };
 
+/// The barriers that UnitProducer asks of a kernel's shared memory, by one thread.
+template <typename Shared>
+__device__ void init_unit_barriers(Shared& shared) {
+  shared.rows_full.init(2 * kWarpgroup);
+  shared.rows_empty.init(kConsumerThreads);
+  for (int s = 0; s < Shared::kStages; ++s) {
+    shared.full[s].init(kWarpgroup);
+    shared.empty[s].init(kConsumerThreads);
+  }
+  fence_barrier_init();
+}
+
 using Roles = WarpRoles<40, 232, attention::kConsumers>;
+
+/// A kernel whose blocks take units one by one: feeds them, and works on them by consume(shared).
+template <typename Shared, typename Consume>
+__device__ __forceinline__ void run_units(const Params& params, const Consume& consume) {
+  wait_for_earlier();
+  let_next_begin_if_short();
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) init_unit_barriers(shared);
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    Roles::begin_feeding();
+    UnitProducer<Shared> producer{shared, params};
+    producer.run();
+  } else {
+    Roles::begin_multiplying();
+    consume(shared);
+  }
+}
 
 /// Calls run.operator()<kDepth, kShared>() with the kernels' sizes that these heads need.
 template <typename Run>

@@ -4,7 +4,6 @@
 // probabilities, the products of the tile before with its values run.
 #include "ops/attention/large_heads.cuh"
 #include "ops/attention/online_softmax.cuh"
-#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::large_heads {
 namespace {
@@ -27,15 +26,6 @@ struct Shared {
   Barrier full[kStages];
   Barrier empty[kStages];
 
-  __device__ void init() {
-    rows_full.init(2 * kWarpgroup);
-    rows_empty.init(kConsumerThreads);
-    for (int s = 0; s < kStages; ++s) {
-      full[s].init(kWarpgroup);
-      empty[s].init(kConsumerThreads);
-    }
-    fence_barrier_init();
-  }
   template <typename PlaceOf>
   __device__ __forceinline__ void copy_queries(const Params& params, int first,
                                                const PlaceOf& place_of) {
@@ -150,21 +140,10 @@ struct Consumer {
 template <int kDepth, bool kShared>
 __global__ void __launch_bounds__(attention::kTensorThreads, 1)
     large_forward_kernel(const __grid_constant__ Params params) {
-  wait_for_earlier();
-  let_next_begin_if_short();
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kDepth, kShared>*>(memory);
-  if (threadIdx.x == 0) shared.init();
-  __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    Roles::begin_feeding();
-    UnitProducer<Shared<kDepth, kShared>> producer{shared, params};
-    producer.run();
-  } else {
-    Roles::begin_multiplying();
+  run_units<Shared<kDepth, kShared>>(params, [&](Shared<kDepth, kShared>& shared) {
     Consumer<kDepth, kShared> consumer{shared, params, {params.heads.scale * kLog2E}};
     consumer.run();
-  }
+  });
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // see, 32 keys at a time. One warpgroup computes the probabilities, the other their gradients; each
 // sums up half of the queries' elements.
 #include "ops/attention/large_heads.cuh"
-#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::large_heads {
 namespace {
@@ -20,15 +19,6 @@ struct Shared {
   Barrier full[kStages];
   Barrier empty[kStages];
 
-  __device__ void init() {
-    rows_full.init(2 * kWarpgroup);
-    rows_empty.init(kConsumerThreads);
-    for (int s = 0; s < kStages; ++s) {
-      full[s].init(kWarpgroup);
-      empty[s].init(kConsumerThreads);
-    }
-    fence_barrier_init();
-  }
   template <typename PlaceOf>
   __device__ __forceinline__ void copy_queries(const Params& params, int first,
                                                const PlaceOf& place_of) {
@@ -130,21 +120,10 @@ struct Consumer {
 template <int kDepth, bool kShared>
 __global__ void __launch_bounds__(attention::kTensorThreads, 1)
     large_query_grad_kernel(const __grid_constant__ Params params) {
-  wait_for_earlier();
-  let_next_begin_if_short();
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kDepth, kShared>*>(memory);
-  if (threadIdx.x == 0) shared.init();
-  __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
-    Roles::begin_feeding();
-    UnitProducer<Shared<kDepth, kShared>> producer{shared, params};
-    producer.run();
-  } else {
-    Roles::begin_multiplying();
+  run_units<Shared<kDepth, kShared>>(params, [&](Shared<kDepth, kShared>& shared) {
     Consumer<kDepth, kShared> consumer{shared, params};
     consumer.run();
-  }
+  });
 }
 
 }  // namespace
