@@ -63,6 +63,12 @@ ShardStatesOf sparse_attention_backward(const AxisCall& call);
 ShardStatesOf attention_sink(const AxisCall& call);
 ShardStatesOf attention_sink_backward(const AxisCall& call);
 
+// The head.
+ShardStatesOf linear_cross_entropy(const AxisCall& call);
+ShardStatesOf linear_cross_entropy_backward(const AxisCall& call);
+ShardStatesOf linear_cross_entropy_fused(const AxisCall& call);
+ShardStatesOf vocab_lse_backward(const AxisCall& call);
+
 // Delta rules and state-space scan.
 ShardStatesOf short_conv(const AxisCall& call);
 ShardStatesOf gated_delta(const AxisCall& call);
