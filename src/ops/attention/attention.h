@@ -44,7 +44,8 @@ OperatorPtr make_attention(const AttentionSpec& spec);
 
 /// The gradient of make_attention, probabilities computed again from lse. Inputs q, k, v, o, lse,
 /// grad_o, cu_seqlens and, where `with_grad_lse`, grad_lse; outputs grad_q, grad_k, grad_v of type
-/// A. The same bits for any number of threads.
+/// A. The same bits for any number of threads. Where k and v are the same memory, a kernel may give
+/// the sum of both gradients as grad_k, and zeros as grad_v.
 OperatorPtr make_attention_backward(const AttentionSpec& spec, bool with_grad_lse);
 
 /// Attention of new tokens over a cache of keys and values, for generation. Inputs q A [T, N·D],

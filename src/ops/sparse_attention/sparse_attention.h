@@ -39,7 +39,8 @@ class SparseAttention final : public AttentionOperator {
 
 /// The gradient of SparseAttention: inputs q, k, v, o, lse, grad_o, chosen and, where
 /// `with_grad_lse`, grad_lse; outputs grad_q, grad_k, grad_v of type A. The same bits for any
-/// number of threads.
+/// number of threads. Where k and v are the same memory, a kernel may give the sum of both
+/// gradients as grad_k, and zeros as grad_v.
 class SparseAttentionBackward final : public AttentionOperator {
  public:
   static constexpr std::string_view kName = "sparse_attention_backward";
@@ -61,8 +62,10 @@ class SparseAttentionBackward final : public AttentionOperator {
 OperatorPtr make_sparse_attention(const AttentionSpec& spec, const SparseSight& sight = {});
 
 void add_sparse_attention_cpu(KernelTable& table);
-/// Plain kernels, a warp for each head of a token, or of a key: right, and slower than attention to
-/// all keys where these are few.
+/// In BF16, where a token's heads of one key-value head fill a block, on tensor cores
+/// (ops/attention/large_heads.h), which round probabilities and their gradients to BF16. Otherwise
+/// plain kernels, a warp for each head of a token, or of a key: right, and slower than attention to
+/// all keys where these are few. A chosen row that is not there ends the kernel with an error.
 void add_sparse_attention_cuda(KernelTable& table);
 
 }  // namespace tessera
