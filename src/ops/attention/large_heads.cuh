@@ -6,7 +6,6 @@
 #include "ops/attention/attention_tensor.cuh"
 #include "ops/attention/large_heads.h"
 #include "ops/cuda/ptx/async_copy.cuh"
-#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::large_heads {
 
@@ -411,8 +410,6 @@ using Roles = WarpRoles<40, 232, attention::kConsumers>;
 /// A kernel whose blocks take units one by one: feeds them, and works on them by consume(shared).
 template <typename Shared, typename Consume>
 __device__ __forceinline__ void run_units(const Params& params, const Consume& consume) {
-  wait_for_earlier();
-  let_next_begin_if_short();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) init_unit_barriers(shared);

@@ -4,6 +4,7 @@
 // probabilities, the products of the tile before with its values run.
 #include "ops/attention/large_heads.cuh"
 #include "ops/attention/online_softmax.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::large_heads {
 namespace {
@@ -140,6 +141,8 @@ struct Consumer {
 template <int kDepth, bool kShared>
 __global__ void __launch_bounds__(attention::kTensorThreads, 1)
     large_forward_kernel(const __grid_constant__ Params params) {
+  wait_for_earlier();
+  let_next_begin_if_short();
   run_units<Shared<kDepth, kShared>>(params, [&](Shared<kDepth, kShared>& shared) {
     Consumer<kDepth, kShared> consumer{shared, params, {params.heads.scale * kLog2E}};
     consumer.run();

@@ -2,6 +2,7 @@
 // see, 32 keys at a time. One warpgroup computes the probabilities, the other their gradients; each
 // sums up half of the queries' elements.
 #include "ops/attention/large_heads.cuh"
+#include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda::large_heads {
 namespace {
@@ -120,6 +121,8 @@ struct Consumer {
 template <int kDepth, bool kShared>
 __global__ void __launch_bounds__(attention::kTensorThreads, 1)
     large_query_grad_kernel(const __grid_constant__ Params params) {
+  wait_for_earlier();
+  let_next_begin_if_short();
   run_units<Shared<kDepth, kShared>>(params, [&](Shared<kDepth, kShared>& shared) {
     Consumer<kDepth, kShared> consumer{shared, params};
     consumer.run();
