@@ -6,6 +6,17 @@
 #include "core/error.h"
 
 namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// How often a thread looks for work: a tenth or less of the time between pieces of work.
+constexpr milliseconds kLooks{1};
+constexpr milliseconds kShortestInterval{10};
+/// Work that comes less often than this is woken for.
+constexpr milliseconds kLongestInterval{10'000};
+
+}  // namespace
 
 HelperThread::~HelperThread() {
   if (!thread_.joinable()) return;
@@ -33,6 +44,9 @@ void HelperThread::give(std::function<void()> work) {
     const std::scoped_lock lock(mutex_);
     ensure(!work_, "a thread is given work while it has some");
     work_ = std::move(work);
+    const Clock::time_point now = Clock::now();
+    interval_ = now - std::exchange(given_, now);
+    if (looks_) return;
   }
   changed_.notify_all();
 }
@@ -42,10 +56,27 @@ void HelperThread::wait() {
   changed_.wait(lock, [this] { return !work_; });
 }
 
+bool HelperThread::may_look() const {
+  return interval_ >= kShortestInterval && interval_ <= kLongestInterval &&
+         Clock::now() - given_ <= kLongestInterval;
+}
+
+void HelperThread::find_work(std::unique_lock<std::mutex>& lock) {
+  const auto has_some = [this] { return work_ || is_over_; };
+  while (!has_some() && may_look()) {
+    looks_ = true;
+    lock.unlock();
+    std::this_thread::sleep_for(kLooks);
+    lock.lock();
+  }
+  looks_ = false;
+  changed_.wait(lock, has_some);
+}
+
 void HelperThread::work_until_over() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return work_ || is_over_; });
+    find_work(lock);
     if (!work_) return;
     lock.unlock();
     work_();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -9,6 +10,9 @@ namespace tessera {
 
 /// A thread that does a piece of work at a time for the one that owns it. Started with the first
 /// piece; where no thread can be, the owner does the work itself.
+///
+/// Waking a thread takes the one that wakes it some 10 us. Where pieces come now and then, the
+/// thread looks for them by itself.
 class HelperThread {
  public:
   HelperThread() = default;
@@ -23,13 +27,22 @@ class HelperThread {
   void wait();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   bool start();
   void work_until_over();
+  bool may_look() const;
+  void find_work(std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void()> work_;  ///< by mutex_; empty when done
-  bool is_over_ = false;        ///< by mutex_
+  // By mutex_:
+  std::function<void()> work_;  ///< empty when done
+  bool is_over_ = false;
+  bool looks_ = false;  ///< and need not be woken
+  Clock::time_point given_;
+  Clock::duration interval_{};  ///< between the last two pieces
+
   std::thread thread_;
 };
 

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 namespace tessera {
 namespace {
@@ -21,6 +23,37 @@ TEST(HelperThread, DoesOnePieceAfterTheOther) {
     ASSERT_EQ(done, i);
   }
   EXPECT_NE(worker, std::this_thread::get_id());
+}
+
+TEST(HelperThread, FindsWorkThatComesNowAndThen) {
+  using std::chrono::milliseconds;
+  int done = 0;
+  HelperThread helper;
+  for (int i = 1; i <= 5; ++i) {
+    helper.give([&] { ++done; });
+    helper.wait();
+    ASSERT_EQ(done, i);
+    std::this_thread::sleep_for(milliseconds(12));  // so that it looks
+  }
+  for (int i = 6; i <= 50; ++i) {  // and is woken again
+    helper.give([&] { ++done; });
+    helper.wait();
+    ASSERT_EQ(done, i);
+  }
+}
+
+TEST(HelperThread, EndsItsWorkAlsoWhereItLooks) {
+  using std::chrono::milliseconds;
+  int done = 0;
+  {
+    HelperThread helper;
+    for (int i = 0; i < 3; ++i) {
+      helper.wait();
+      helper.give([&] { ++done; });
+      if (i < 2) std::this_thread::sleep_for(milliseconds(12));
+    }
+  }
+  EXPECT_EQ(done, 3);
 }
 
 TEST(HelperThread, WorksWhileItsOwnerDoes) {

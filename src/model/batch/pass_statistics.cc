@@ -1,5 +1,7 @@
 #include "model/batch/pass_statistics.h"
 
+#include "core/prefetch.h"
+
 namespace tessera {
 namespace {
 
@@ -87,6 +89,9 @@ void PassStatistics::read() {
 
 void PassStatistics::take() {
   ensure(num_taken_ < num_published_, "statistics of a micro-batch that did not end");
+  if (num_taken_ == 0) {
+    for (size_t idx = 0; idx < num_published_; ++idx) prefetch(copies_[idx].bytes());
+  }
   taken_ = num_taken_++;
 }
 

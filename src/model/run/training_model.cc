@@ -119,9 +119,10 @@ void TrainingModel::begin_step() {
   slabs_->leave_saved();
   weight_copies_->forget();
   roundings_->begin_step();
+  const bool counts_earlier = config().moe.balance_scope == BalanceTokens::kGlobalBatch;
   for (ExpertState& state : *experts_) {
     std::ranges::fill(state.step_counts.get().span<float>(), 0.0F);
-    std::ranges::fill(state.earlier_counts.get().span<float>(), 0.0F);
+    if (counts_earlier) std::ranges::fill(state.earlier_counts.get().span<float>(), 0.0F);
   }
 }
 

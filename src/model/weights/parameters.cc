@@ -427,6 +427,7 @@ void ParameterSet::list(std::vector<ParameterSpec> specs, GradientPlaces places)
     Tensor grad = {nullptr, gradient_dtype(spec, places), spec.shape};
     Tensor sum = {nullptr, DType::kF32, spec.shape};
     if (spec.placement.frozen) grad.shape = sum.shape = {0};
+    is_trained_.push_back(spec.placement.frozen ? 0 : 1);
     by_name_[spec.name] = parameters_.size();
     parameters_.push_back({.spec = std::move(spec), .weight = weight, .grad = grad, .sum = sum});
   }
@@ -459,10 +460,7 @@ void ParameterSet::initialize(uint64_t seed) {
 
 void ParameterSet::reset_gradients() {
   if (gradients_.num_bytes() == 0) return;
-  is_unset_.assign(parameters_.size(), 1);
-  for (size_t idx = 0; idx < parameters_.size(); ++idx) {
-    if (parameters_[idx].is_frozen()) is_unset_[idx] = 0;
-  }
+  is_unset_ = is_trained_;
 }
 
 bool ParameterSet::begin_gradient(size_t idx) {

@@ -160,7 +160,8 @@ class ParameterSet {
   void place(std::byte* weights, std::byte* gradients, const Places& places);
 
   std::vector<ModelParameter> parameters_;
-  std::vector<uint8_t> is_unset_;  // by parameter
+  std::vector<uint8_t> is_unset_;    // by parameter
+  std::vector<uint8_t> is_trained_;  // by parameter: not frozen
   std::map<std::string, size_t, std::less<>> by_name_;
   Device* device_ = nullptr;
   Buffer weights_;

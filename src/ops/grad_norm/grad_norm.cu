@@ -145,9 +145,10 @@ __device__ __forceinline__ double add_in_order(const double* sums, int64_t count
 }
 
 // Each operation is rounded by itself, as on the host.
-__device__ __forceinline__ void clip(const GradClipArgs& args, double total, bool bad_loss) {
-  const double grad_scale = args.limits[0];
-  const double max_norm = args.limits[1];
+__device__ __forceinline__ void clip(const GradClipArgs& args, const double (&limits)[2],
+                                     double total, bool bad_loss) {
+  const double grad_scale = limits[0];
+  const double max_norm = limits[1];
   const double norm = bad_loss ? nan("") : __dmul_rn(__dsqrt_rn(total), fabs(grad_scale));
   const bool finite = isfinite(norm);
   double factor = 1;
@@ -165,6 +166,11 @@ __global__ void __launch_bounds__(kClipThreads)
   wait_for_earlier();
   let_next_begin_if_short();
   const int own = static_cast<int>(threadIdx.x);
+  double limits[2] = {};  // like the losses behind the bus, so both are asked for at once
+  if (own == 0) {
+    limits[0] = args.limits[0];
+    limits[1] = args.limits[1];
+  }
   const bool own_bad = own < list.count && !isfinite(*list.losses[own]);
   const bool any_bad = __syncthreads_or(own_bad) != 0 || (!first && args.grad_scale[1] != 0);
   if (!last) {
@@ -173,7 +179,7 @@ __global__ void __launch_bounds__(kClipThreads)
     return;
   }
   const double total = add_in_order(args.sums, args.num_sums);
-  if (own == 0) clip(args, total, any_bad);
+  if (own == 0) clip(args, limits, total, any_bad);
 }
 
 int64_t num_chunks(const SquaresSlice& slice) {

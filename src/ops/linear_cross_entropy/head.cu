@@ -1,5 +1,6 @@
 // The softmax of the head's logits: a block takes a row, finds its maximum and sum in one reading
-// and writes the gradients over the logits in a second one, which finds them in the L2 cache.
+// and writes the gradients over the logits in a second one, which finds them in the L2 cache. Of a
+// row that is one tile, the threads keep what they read.
 #include <cuda_bf16.h>
 
 #include "ops/cuda/column_sums.cuh"
@@ -15,7 +16,9 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 512;
 /// With two blocks to a processor, the rows under way fit in the L2 cache up to vocabularies of
 /// some 40,000, and enough reads are in flight.
-constexpr int kBlocksPerProcessor = 2;
+constexpr int kReadBlocksPerProcessor = 2;
+/// Rows that are read once need no cache.
+constexpr int kKeptBlocksPerProcessor = 3;
 constexpr int kVectors = 4;  // of four values each, that a thread has in flight
 constexpr int kStep = kThreads * 4;
 constexpr int kTile = kStep * kVectors;
@@ -96,23 +99,52 @@ struct Part {
   }
 };
 
-/// Calls run(tile, part) for every tile of a row, while the next one is on its way.
-template <typename Run>
-__device__ __forceinline__ void for_each_tile(const float* row, int num_columns, const Run& run) {
-  Part part;
-  part.load(row, 0, num_columns);
-  for (int tile = 0; tile < num_columns; tile += kTile) {
-    Part next;
-    if (num_columns - tile > kTile) next.load(row, tile + kTile, num_columns);
-    run(tile, part);
-    part = next;
-  }
-}
+/// A row of logits that is read as often as it is asked for.
+struct ReadRow {
+  static constexpr bool kIsKept = false;
 
-template <typename T>
-__device__ Statistics row_statistics(const float* row, int num_columns) {
+  const float* row;
+  int num_columns;
+
+  /// Calls run(tile, part) for every tile, while the next one is on its way.
+  template <typename Run>
+  __device__ __forceinline__ void for_each_tile(const Run& run) const {
+    Part part;
+    part.load(row, 0, num_columns);
+    for (int tile = 0; tile < num_columns; tile += kTile) {
+      Part next;
+      if (num_columns - tile > kTile) next.load(row, tile + kTile, num_columns);
+      run(tile, part);
+      part = next;
+    }
+  }
+};
+
+/// A row of one tile, which was read once.
+struct KeptRow {
+  static constexpr bool kIsKept = true;
+
+  int num_columns;
+  Part part;
+
+  __device__ __forceinline__ KeptRow(const float* row, int num_columns) : num_columns(num_columns) {
+    part.load(row, 0, num_columns);
+  }
+  template <typename Run>
+  __device__ __forceinline__ void for_each_tile(const Run& run) const {
+    run(0, part);
+  }
+};
+
+template <typename Row>
+constexpr int blocks_per_processor =
+    Row::kIsKept ? kKeptBlocksPerProcessor : kReadBlocksPerProcessor;
+
+template <typename T, typename Row>
+__device__ Statistics row_statistics(const Row& row) {
+  const int num_columns = row.num_columns;
   Statistics own;
-  for_each_tile(row, num_columns, [&](int tile, const Part& part) {
+  row.for_each_tile([&](int tile, const Part& part) {
     const float maximum = fmaxf(own.maximum, part.maximum());
     float sum = own.sum_at(maximum);
 #pragma unroll
@@ -193,15 +225,17 @@ __device__ __forceinline__ float slope_at(float logit, float inverse_cap) {
   return 1.0F - share * share;
 }
 
-/// Gradients are no wider than logits: a tile is written where all threads have read.
-template <typename T, bool kCapped>
-__device__ void store_gradients(float* row, int num_columns, const RowGradient& gradient,
-                                float inverse_cap) {
-  T* const to = reinterpret_cast<T*>(row);
+__device__ __forceinline__ bool owns(int64_t column) {
+  return column >= 0 && owner_of(static_cast<int>(column)) == static_cast<int>(threadIdx.x);
+}
+
+/// Over the logits. Gradients are no wider: a tile is written where all threads have read.
+/// `label_logit`: in the thread that owns the label's column.
+template <typename T, bool kCapped, typename Row>
+__device__ void store_gradients(const Row& row, T* to, const RowGradient& gradient,
+                                float label_logit, float inverse_cap) {
+  const int num_columns = row.num_columns;
   if (gradient.coef == 0 && gradient.at_label == 0) return store_zeros(to, num_columns);
-  const int label = static_cast<int>(gradient.label_column);
-  const bool owns_label = label >= 0 && owner_of(label) == static_cast<int>(threadIdx.x);
-  const float label_logit = owns_label ? row[label] : 0.0F;
   const auto probability = [&](float logit) {
     return shifted_exp<T>(logit, gradient.lse) * gradient.coef;
   };
@@ -209,8 +243,8 @@ __device__ void store_gradients(float* row, int num_columns, const RowGradient& 
     if constexpr (!kCapped) return probability(logit);
     return probability(logit) * slope_at<kCapped>(logit, inverse_cap);
   };
-  for_each_tile(row, num_columns, [&](int tile, const Part& part) {
-    if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
+  row.for_each_tile([&](int tile, const Part& part) {
+    if constexpr (sizeof(T) < sizeof(float) && !Row::kIsKept) __syncthreads();
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int at = Part::column(tile, i);
@@ -218,19 +252,18 @@ __device__ void store_gradients(float* row, int num_columns, const RowGradient& 
       if (at < num_columns) store(to + at, {own(v.x), own(v.y), own(v.z), own(v.w)});
     }
   });
-  if (!owns_label) return;
+  if (!owns(gradient.label_column)) return;
   const float sum = probability(label_logit) + gradient.at_label;
-  to[label] = T(sum * slope_at<kCapped>(label_logit, inverse_cap));
+  to[gradient.label_column] = T(sum * slope_at<kCapped>(label_logit, inverse_cap));
 }
 
 /// Finds a row's losses; returns its lse to all threads.
-template <typename T>
-__device__ float find_losses(const HeadRows& rows, const HeadLosses& losses, const float* row,
+template <typename T, typename Row>
+__device__ float find_losses(const HeadLosses& losses, const float* logits, const Row& row,
                              int64_t token, const Label& label) {
-  const auto num_columns = static_cast<int>(rows.num_columns);
   float label_logit = 0;
-  if (threadIdx.x == 0 && label.column >= 0) label_logit = row[label.column];
-  const Statistics statistics = row_statistics<T>(row, num_columns);
+  if (threadIdx.x == 0 && label.column >= 0) label_logit = logits[label.column];
+  const Statistics statistics = row_statistics<T>(row);
   const float log_sum = logf(statistics.sum);
   const float lse = statistics.maximum + log_sum;
   if (threadIdx.x == 0) {
@@ -243,37 +276,52 @@ __device__ float find_losses(const HeadRows& rows, const HeadLosses& losses, con
   return lse;
 }
 
-template <typename T, bool kLosses, bool kGradients, bool kCapped>
-__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+template <typename T, bool kLosses, bool kGradients, bool kCapped, typename Row>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<Row>)
     head_kernel(const HeadRows rows, const HeadLosses losses, const HeadGradients gradients) {
   wait_for_earlier();
   let_next_begin_if_short();
-  float* const row = rows.logits + blockIdx.x * rows.stride;
+  float* const logits = rows.logits + blockIdx.x * rows.stride;
   const auto num_columns = static_cast<int>(rows.num_columns);
   const int64_t token = rows.first_token + blockIdx.x;
   if (rows.extent != nullptr && token >= *rows.extent) {
-    if constexpr (kGradients) store_zeros(reinterpret_cast<T*>(row), num_columns);
+    if constexpr (kGradients) store_zeros(reinterpret_cast<T*>(logits), num_columns);
     return;
   }
   const Label label = label_of(rows, token);
+  const float own_label_logit = owns(label.column) ? logits[label.column] : 0.0F;
+  const Row row{logits, num_columns};
   float lse = 0;
   if constexpr (kLosses) {
-    lse = find_losses<T>(rows, losses, row, token, label);
+    lse = find_losses<T>(losses, logits, row, token, label);
   } else {
     lse = gradients.lse[token];
   }
   if constexpr (kGradients)
-    store_gradients<T, kCapped>(row, num_columns, row_gradient(gradients, token, label, lse),
+    store_gradients<T, kCapped>(row, reinterpret_cast<T*>(logits),
+                                row_gradient(gradients, token, label, lse), own_label_logit,
                                 1.0F / rows.softcap);
 }
 
+template <bool kLosses, bool kGradients, bool kCapped, typename Row>
+void launch_rows(const HeadRows& rows, const HeadLosses& losses, const HeadGradients& gradients,
+                 cudaStream_t stream) {
+  const auto kernel = rows.dtype == DType::kF32
+                          ? head_kernel<float, kLosses, kGradients, kCapped, Row>
+                          : head_kernel<Bf16, kLosses, kGradients, kCapped, Row>;
+  launch_early(kernel, {static_cast<unsigned>(rows.num_rows), kThreads}, stream, rows, losses,
+               gradients);
+}
+
+/// Only where losses and gradients are found at once is a row read twice.
 template <bool kLosses, bool kGradients, bool kCapped>
 void launch_kernel(const HeadRows& rows, const HeadLosses& losses, const HeadGradients& gradients,
                    cudaStream_t stream) {
-  const auto kernel = rows.dtype == DType::kF32 ? head_kernel<float, kLosses, kGradients, kCapped>
-                                                : head_kernel<Bf16, kLosses, kGradients, kCapped>;
-  launch_early(kernel, {static_cast<unsigned>(rows.num_rows), kThreads}, stream, rows, losses,
-               gradients);
+  if constexpr (kLosses && kGradients) {
+    if (rows.num_columns <= kTile)
+      return launch_rows<true, true, kCapped, KeptRow>(rows, losses, gradients, stream);
+  }
+  launch_rows<kLosses, kGradients, kCapped, ReadRow>(rows, losses, gradients, stream);
 }
 
 /// Losses alone are the same of logits that were capped.
