@@ -52,6 +52,8 @@ LAYERS = [
     "step/build step/run",
     "sim",
     "hf/family",
+    "hf/config",
+    "hf/tensors",
     "hf/transfer",
     "hf",
     "train/setup train/metrics",

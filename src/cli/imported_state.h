@@ -4,7 +4,7 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "hf/family/hf_config.h"
+#include "hf/config/hf_config.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "hf/family/tensor_map.h"
+#include "hf/tensors/tensor_map.h"
 #include "model/config/config.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "checkpoint/format/safetensors.h"
-#include "hf/family/tensor_map.h"
+#include "hf/tensors/tensor_map.h"
 
 namespace tessera {
 

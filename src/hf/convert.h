@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "hf/family/hf_config.h"
+#include "hf/config/hf_config.h"
 
 namespace tessera {
 

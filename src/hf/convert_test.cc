@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "hf/config/write_config.h"
 #include "hf/convert_testing.h"
-#include "hf/family/write_config.h"
 #include "hf/hf_record.h"
 
 namespace tessera {

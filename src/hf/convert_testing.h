@@ -11,8 +11,8 @@
 
 #include "core/file/file.h"
 #include "hf/convert.h"
-#include "hf/family/hf_tensors.h"
-#include "hf/family/prediction_layers.h"
+#include "hf/tensors/hf_tensors.h"
+#include "hf/tensors/prediction_layers.h"
 #include "hf/testing.h"
 #include "hf/transfer/elements.h"
 

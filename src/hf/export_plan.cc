@@ -6,9 +6,9 @@
 
 #include "core/error.h"
 #include "core/file/file.h"
-#include "hf/family/name_list.h"
-#include "hf/family/prediction_layers.h"
-#include "hf/family/write_config.h"
+#include "hf/config/write_config.h"
+#include "hf/tensors/name_list.h"
+#include "hf/tensors/prediction_layers.h"
 #include "hf/transfer/elements.h"
 #include "model/weights/parameters.h"
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "hf/convert.h"
-#include "hf/family/tensor_map.h"
 #include "hf/hf_record.h"
+#include "hf/tensors/tensor_map.h"
 
 namespace tessera {
 

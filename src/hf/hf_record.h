@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "hf/family/tensor_map.h"
+#include "hf/tensors/tensor_map.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
-#include "hf/family/tensor_map.h"
+#include "hf/tensors/tensor_map.h"
 #include "hf/transfer/elements.h"
 #include "hf/transfer/scaled_matrices.h"
 

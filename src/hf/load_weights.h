@@ -3,9 +3,9 @@
 #include <span>
 
 #include "core/tensor.h"
-#include "hf/family/hf_config.h"
-#include "hf/family/hf_tensors.h"
-#include "hf/family/tensor_map.h"
+#include "hf/config/hf_config.h"
+#include "hf/tensors/hf_tensors.h"
+#include "hf/tensors/tensor_map.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 
 #include "core/memory.h"
 #include "hf/convert_testing.h"
-#include "hf/family/tensor_map.h"
+#include "hf/tensors/tensor_map.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,5 @@
 // Models whose experts are stored as MXFP4.
-#include "hf/family/packed_tensors.h"
+#include "hf/tensors/packed_tensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

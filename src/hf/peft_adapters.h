@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "checkpoint/checkpoint.h"
-#include "hf/family/tensor_map.h"
+#include "hf/tensors/tensor_map.h"
 #include "model/config/config.h"
 
 namespace tessera {

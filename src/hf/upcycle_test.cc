@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "hf/config/write_config.h"
 #include "hf/convert_testing.h"
-#include "hf/family/write_config.h"
 #include "model/run/forward_model.h"
 #include "model/weights/expert_states.h"
 #include "ops/registry/cpu_kernels.h"

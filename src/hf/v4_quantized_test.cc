@@ -11,8 +11,8 @@
 #include "core/fp8.h"
 #include "core/random.h"
 #include "hf/convert_testing.h"
-#include "hf/family/packed_tensors.h"
-#include "hf/family/tensor_map.h"
+#include "hf/tensors/packed_tensors.h"
+#include "hf/tensors/tensor_map.h"
 #include "hf/transfer/scaled_matrices.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/file/hash.h"
-#include "hf/family/name_list.h"
+#include "hf/tensors/name_list.h"
 #include "hf/transfer/elements.h"
 
 namespace tessera {

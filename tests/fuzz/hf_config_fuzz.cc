@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "hf/family/hf_config.h"
-#include "hf/family/write_config.h"
+#include "hf/config/hf_config.h"
+#include "hf/config/write_config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

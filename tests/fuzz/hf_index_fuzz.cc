@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "hf/family/hf_tensors.h"
 #include "hf/hf_record.h"
+#include "hf/tensors/hf_tensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/file/file.h"
-#include "hf/family/hf_config.h"
+#include "hf/config/hf_config.h"
 #include "hf/testing.h"
 
 namespace tessera::testing {

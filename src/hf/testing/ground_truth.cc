@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "core/host_tensor.h"
-#include "hf/family/prediction_layers.h"
+#include "hf/tensors/prediction_layers.h"
 #include "hf/testing.h"
 #include "model/run/forward_model.h"
 #include "ops/registry/cpu_kernels.h"

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "hf/family/hf_config.h"
-#include "hf/family/hf_tensors.h"
-#include "hf/family/tensor_map.h"
+#include "hf/config/hf_config.h"
 #include "hf/load_weights.h"
+#include "hf/tensors/hf_tensors.h"
+#include "hf/tensors/tensor_map.h"
 #include "model/run/training_model.h"
 #include "ops/registry/cpu_kernels.h"
 #include "optim/optimizer.h"

@@ -5,7 +5,7 @@
 #include "core/config/strict_json.h"
 #include "core/error.h"
 #include "core/fp8.h"
-#include "hf/family/packed_tensors.h"
+#include "hf/tensors/packed_tensors.h"
 #include "hf/transfer/elements.h"
 
 namespace tessera {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "hf/family/block_scales.h"
-#include "hf/family/hf_tensors.h"
-#include "hf/family/tensor_map.h"
+#include "hf/config/block_scales.h"
+#include "hf/tensors/hf_tensors.h"
+#include "hf/tensors/tensor_map.h"
 
 namespace tessera {
 

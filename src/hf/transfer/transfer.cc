@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/memory.h"
-#include "hf/family/packed_tensors.h"
+#include "hf/tensors/packed_tensors.h"
 #include "hf/transfer/elements.h"
 #include "hf/transfer/scaled_matrices.h"
 

@@ -12,9 +12,9 @@
 #include "core/dtype.h"
 #include "core/nonfinite.h"
 #include "core/tensor.h"
-#include "hf/family/block_scales.h"
-#include "hf/family/hf_tensors.h"
-#include "hf/family/tensor_map.h"
+#include "hf/config/block_scales.h"
+#include "hf/tensors/hf_tensors.h"
+#include "hf/tensors/tensor_map.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 
 #include "comm/planned_world.h"
 #include "hf/convert.h"
-#include "hf/family/hf_tensors.h"
+#include "hf/tensors/hf_tensors.h"
 #include "hf/transfer/elements.h"
 #include "train/infer/generate.h"
 #include "train/infer/loaded_model.h"
