@@ -56,6 +56,13 @@ TEST(LinkTimes, OfAllToAllsSendMostOverTheNetwork) {
               4.0 / 10 + 3 * 20 * kMicro, 1e-9);
 }
 
+TEST(LinkTimes, AreLimitedByTheSlowestLinkThatTheyPass) {
+  const Hardware hardware = cluster();
+  EXPECT_EQ(LinkTimes(hardware).link_of(first(4)), LinkKind::kNode);
+  EXPECT_EQ(LinkTimes(hardware).link_of(std::vector<int64_t>{4, 6}), LinkKind::kNode);
+  EXPECT_EQ(LinkTimes(hardware).link_of(std::vector<int64_t>{3, 4}), LinkKind::kNetwork);
+}
+
 TEST(LinkTimes, OfMessagesDependOnTheirEnds) {
   const Hardware hardware = cluster();
   const LinkTimes times(hardware);
