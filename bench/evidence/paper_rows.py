@@ -51,36 +51,42 @@ def notes_of(row):
 
 # What has 1F1B overlap and dispatchers that send a token once to each rank or node; others came before them.
 NEW_MEGATRON = ("Megatron-Bridge", "MoE-ModelZoo", "Megatron-Core MoE")
+# Where a source lists neither: table 17 of Megatron-Core MoE has DeepEP or HybridEP throughout, and 1F1B overlap for these.
+OVERLAPPED = {("DeepSeek-V3", "h100"), ("DeepSeek-V3", "gb300"), ("Qwen3-235B", "h100"), ("Qwen3-235B", "gb200"), ("Qwen3-235B", "gb300")}
+
+
+def lists_recipe(row):
+    """Whether the row's note has what its recipe sets, so that what it lacks is not set."""
+    return any(word in notes_of(row) for word in ("moe_flex_dispatcher_backend", "cuda_graph_impl", "moe_a2a_overlap"))
 
 
 def merges(row):
-    """Whether exchanges of one micro-batch's tokens are hidden under another's computation; None where the source does not say."""
+    """Whether exchanges of one micro-batch's tokens are hidden under another's computation."""
     note = notes_of(row)
-    if "no 1f1b" in note or "overlap off" in note or "no overlap" in note:
+    if row["fsdp"] or "no 1f1b" in note or "overlap off" in note or "no overlap" in note:
         return False
     if "1f1b" in note or "moe_a2a_overlap true" in note or "ep overlap on" in note:
         return True
-    lists_recipe = "moe_flex_dispatcher_backend" in note or "cuda_graph_impl" in note
-    return None if source_of(row) in NEW_MEGATRON and not lists_recipe else False
+    said = lists_recipe(row) or "deepep" in note or "hybridep" in note or source_of(row) not in NEW_MEGATRON
+    return not said and any(row["model"].startswith(model) and row["hardware"] == hardware for model, hardware in OVERLAPPED)
 
 
-def dispatchers_of(row):
-    """What may carry tokens to experts: what the source says, or all that its software has."""
+def dispatcher_of(row):
+    """What carries tokens to experts: what the source says, or what its software has where that is not set."""
     ranks = row["ep"] or 1
     if ranks == 1 or source_of(row) == "MegaScale-MoE":
-        return [[]]
+        return []
     note = notes_of(row)
+    once = "deepep" in note or "hybridep" in note or (source_of(row) in NEW_MEGATRON and not lists_recipe(row))
+    if "all-to-all dispatcher" in note or not once:
+        return ["--parallel.dispatcher=all_to_all"]
     in_node = max((64 if row["hardware"].startswith("gb") else 8) // (row["etp"] or 1), 1)
-    once = ["--parallel.dispatcher=deduplicated"]
     if ranks > in_node > 1:
-        once = ["--parallel.dispatcher=hierarchical", f"--parallel.dispatch_inner={in_node}"]
-    each = ["--parallel.dispatcher=all_to_all"]
-    if "deepep" in note or "hybridep" in note:
-        return [once]
-    return [each] if "all-to-all dispatcher" in note or source_of(row) not in NEW_MEGATRON else [each, once]
+        return ["--parallel.dispatcher=hierarchical", f"--parallel.dispatch_inner={in_node}"]
+    return ["--parallel.dispatcher=deduplicated"]
 
 
-def exposed_of(row, merged):
+def exposed_of(row):
     """Groups of ranks beside whose exchanges the row's software computes nothing, by what is published of it.
 
     Megatron: without its 1F1B overlap "all-to-all blocks computation" (Megatron-Core MoE, figure 18). Its full sharding of 2025:
@@ -92,37 +98,31 @@ def exposed_of(row, merged):
         if "megatron" in row["software"].lower() or "baseline: tp" in note:
             return TOKENS + ["tp"]
         return TOKENS + ["heads"] if "(1) with" in note else []
-    exposed = [] if merged or (row["ep"] or 1) * (row["etp"] or 1) == 1 else list(TOKENS)
+    exposed = [] if merges(row) or (row["ep"] or 1) * (row["etp"] or 1) == 1 else list(TOKENS)
     if row["fsdp"] and source_of(row) == "Parallel Folding":
         exposed += WEIGHTS
     return exposed
 
 
-def ways_of(row):
-    """Options and exposed groups of all ways in which the row's software may have run: one where the source says it all."""
-    common = []
+def software_of(row):
+    """Options of how the row's software runs."""
+    options = dispatcher_of(row) + (["--train.schedule=merged"] if merges(row) else [])
     if row["fsdp"] and source_of(row) == "Parallel Folding":
-        common.append("--optim.gradient_compression=bf16")  # PyTorch's FSDP reduces gradients in the parameters' format
+        options.append("--optim.gradient_compression=bf16")  # PyTorch's FSDP reduces gradients in the parameters' format
     if source_of(row) == "MegaScale-MoE" and row["cp"] > 1:
-        common += ["--optim.gradient_compression=bf16", "--parallel.context=all_to_all"]  # section 5; Ulysses
-    ways = []
-    for merged in [False, True] if merges(row) is None and (row["ep"] or 1) > 1 else [merges(row)]:
-        for dispatcher in dispatchers_of(row):
-            schedule = ["--train.schedule=merged"] if merged else []
-            ways.append(([*common, *dispatcher, *schedule], exposed_of(row, merged)))
-    return ways
+        options += ["--optim.gradient_compression=bf16", "--parallel.context=all_to_all"]  # section 5; Ulysses
+    return options
 
 
 def precision_of(row):
     """Options of the row's format, or why there are none. Megatron keeps products' inputs in FP8 (Megatron-Core MoE, section 4.1.3). Here
-    experts' tokens then travel so too, so where those cross nodes, which binds, they are kept in BF16."""
+    experts' tokens then travel so too, which theirs do not, so inputs are kept in BF16 where there are experts on other ranks."""
     precisions = PRECISIONS if row["hardware"] in HOPPER else BLACKWELL_PRECISIONS
     if row["precision"] not in precisions:
         return None, {"nvfp4": "products of four bits, which no operator here has", None: "a precision that the source does not say"}.get(
             row["precision"], "a precision without products of its own here")
     options = precisions[row["precision"]]
-    node = 64 if row["hardware"].startswith("gb") else 8
-    return options + (["--precision.saved=fp8"] if options is FP8 and (row["ep"] or 1) <= node else []), ""
+    return options + (["--precision.saved=fp8"] if options is FP8 and (row["ep"] or 1) == 1 else []), ""
 
 
 def layout_of(row):
@@ -240,19 +240,33 @@ def simulate(program, row, models):
     best = None
     model = models[row["model"]]
     layers = model["overrides"].get("model.num_layers") or layers_of(program, model["preset"])
+    exposed = exposed_of(row)
     for chunks in chunks_of(row, layers):
-        for options, exposed in ways_of(row):
-            cut = (*command, *cut_of(row, chunks), *options)
-            found, why = run((*cut, *([f"--exposed={','.join(exposed)}"] if exposed else [])))
-            if found is not None and (best is None or found["tflops"] > best[0]["tflops"]):
-                best = (found, cut, chunks, exposed)
+        cut = (*command, *cut_of(row, chunks), *software_of(row))
+        found, why = run((*cut, *([f"--exposed={','.join(exposed)}"] if exposed else [])))
+        if found is not None and (best is None or found["tflops"] > best[0]["tflops"]):
+            best = (found, cut, chunks)
     if best is None:
         return {"row": row, "why": "refused: " + why}
-    found, cut, chunks, exposed = best
+    found, cut, chunks = best
     hidden = run(cut)[0] if exposed else found
     theirs, figure = measured_of(row)
     slowest = min(found["stages"], key=lambda stage: stage["idle_seconds"])
     return {"row": row, "theirs": theirs, "figure": figure, "ours": found[figure], "error": found[figure] / theirs - 1, "chunks": chunks,
             "hidden": hidden[figure] / theirs - 1, "memory": found["memory_bytes"], "step": found["step_seconds"],
             "exposed": slowest["exposed_seconds"] / found["step_seconds"], "idle": slowest["idle_seconds"] / found["step_seconds"],
-            "exposed_by": slowest["exposed_by"], "computed": slowest["computed_seconds"]}
+            "exposed_by": slowest["exposed_by"], "computed": slowest["computed_seconds"] / found["step_seconds"],
+            "copies": slowest["copy_seconds"] / found["step_seconds"]}
+
+
+def explain_here(program, one, models):
+    """The row's layout as this program runs it, with its own dispatcher and all that it hides."""
+    command, _ = command_of(program, one["row"], models)
+    return run((*command, *cut_of(one["row"], one["chunks"])))[0]
+
+
+def search(program, row, models):
+    """The best layout that `tessera plan` finds for the row's model, batch and GPUs."""
+    command, _ = command_of(program, row, models)
+    given = ("--parallel.", "--train.micro_batch", "--optim.shard", "--explain", "--without-limit", "--train.memory_limit", "--train.recompute")
+    return run(tuple(option for option in command if not option.startswith(given)))[0]
