@@ -191,6 +191,8 @@ def measured_of(row):
 
 def command_of(program, row, models):
     """The command that simulates a row, but for chunks of stages and the way its software runs; or None and why."""
+    if "do not use" in (row["doubt"] or ""):
+        return None, "another model's figures, by a slip of the source"
     model = models.get(row["model"])
     if not model or model["preset"] is None:
         return None, "a model that this program does not have"

@@ -67,6 +67,10 @@ def has_tp_baseline(one):
     return of_megascale(one) and one["row"]["cp"] == 1
 
 
+def has_few_tokens(row):
+    return row["global_batch"] <= (row["dp"] or 0) * (row["micro_batch"] or 1) and row["global_batch"] * row["sequence_length"] < 3e5
+
+
 # What rows have in common that may explain their errors, the first that fits; and what does, as far as it is known.
 CLASSES = [
     ("gpt-oss", lambda one, spread: one["row"]["model"].startswith("GPT-OSS"),
@@ -77,8 +81,8 @@ CLASSES = [
      "A micro-batch of a stage takes 58 ms, 42 here, of which 4 % are exposed exchanges: computation. There attention and grouped products are a third of a layer's time (section 7)."),
     ("an untrained router's routing", lambda one, spread: (one["row"]["routing"] or "").startswith("natural"),
      "Balanced here. Forced to balance, the source's same layouts are 4 to 24 % faster."),
-    ("steps of few tokens", lambda one, spread: one["row"]["global_batch"] * one["row"]["sequence_length"] < 3e5,
-     "2,048 to 8,192 tokens a GPU in a step: the host's time for each kernel, which the clock does not have."),
+    ("steps of few tokens", lambda one, spread: has_few_tokens(one["row"]),
+     "A micro-batch a rank, 2,048 to 8,192 tokens a GPU: the host's time for each kernel, which the clock does not have."),
     ("operators never timed on an H100", lambda one, spread: one["row"]["model"].startswith(UNTIMED),
      "Mamba-2, the gated delta rule, compressed attention, 22 of 512 experts a token: 70 to 75 % of the roofline, the scan as an H200 took."),
     ("figures that move by over 30 %", lambda one, spread: spread > 1.3,
@@ -86,7 +90,7 @@ CLASSES = [
     ("offloading here", lambda one, spread: one["copies"] > 0.03,
      "This program takes more memory than there is, and waits for the host's: it keeps weights in BF16 and FP8, theirs in FP8."),
     ("dense models", lambda one, spread: one["row"]["model"].startswith(DENSE),
-     "Exchanges of tensor parallelism, which `--tp-comm-overlap` hides there, are up to 37 % of a step here; above 15 % are sequences of 32,768 and more."),
+     "Above: FP8 on GB200s in 2025's releases, and sequences of 32,768 and more, of which 2024's pages give TFLOPS alone. Below: gradients and tensor parallelism, exposed here for up to 37 % of a step."),
     ("long sequences of experts", lambda one, spread: one["row"]["sequence_length"] > 8192,
      "Computation is 85 to 94 % of the step here, at 131,072 tokens most of it attention, for which theirs publish no times."),
     ("full sharding", lambda one, spread: one["row"]["fsdp"], "With nothing hidden; this program hides a third of the step."),
