@@ -161,6 +161,7 @@ struct PlanArguments {
   std::string routing;                  ///< a run whose routing is taken; empty: balanced
   std::vector<std::string> slow_ranks;  ///< "5=1.3": computes 1.3 times as long
   std::vector<std::string> slow_links;  ///< likewise what it exchanges
+  std::vector<std::string> exposed;     ///< groups whose exchanges nothing hides
   bool explain = false;                 ///< the given layout alone
   bool must_fit = true;                 ///< also where it is explained
   std::string write;                    ///< file for the best configuration; empty: none

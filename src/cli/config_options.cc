@@ -155,6 +155,11 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
   command->add_option("--slow-link", plan.slow_links,
                       "Ranks whose links are slower, such as 5=4: all that it exchanges takes 4 "
                       "times as long");
+  command
+      ->add_option("--exposed", plan.exposed,
+                   "Groups beside whose exchanges nothing is computed, such as ep,tp: what "
+                   "software takes that hides none of them")
+      ->delimiter(',');
   CLI::Option* explain = command->add_flag("--explain", plan.explain,
                                            "Search nothing: simulate the configuration as it is");
   command

@@ -98,6 +98,14 @@ SimulationOptions make_options(const PlanArguments& arguments, const ModelConfig
     const auto [rank, factor] = parse_slow(text, "--slow-link", arguments.gpus);
     options.slow_ranks[rank].links = factor;
   }
+  const auto groups = exposable_groups();
+  for (const std::string& name : arguments.exposed) {
+    require(std::ranges::find(groups, name) != groups.end(),
+            "--exposed: found \"{}\", which is no group of ranks that exchange beside computation; "
+            "take some of {}",
+            name, fmt::join(groups, ", "));
+  }
+  options.exposed = arguments.exposed;
   return options;
 }
 

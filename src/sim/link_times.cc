@@ -36,6 +36,12 @@ double LinkTimes::exchange_seconds(CommKind kind, std::span<const int64_t> ranks
   return begin + sent / (local > 1 ? std::min(inside, through) : through);
 }
 
+LinkKind LinkTimes::link_of(std::span<const int64_t> ranks) const {
+  const bool in_one_node = std::ranges::all_of(
+      ranks, [&](int64_t rank) { return node_of(rank) == node_of(ranks.front()); });
+  return in_one_node ? LinkKind::kNode : LinkKind::kNetwork;
+}
+
 double LinkTimes::message_seconds(int64_t from, int64_t to, double bytes) const {
   const LinkRates& link = node_of(from) == node_of(to) ? hardware_.node : hardware_.network;
   return kMicro * link.microseconds + bytes / (kGiga * link.gbs);

@@ -4,6 +4,7 @@
 
 #include "comm/statistics.h"
 #include "sim/hardware.h"
+#include "step/link_queues.h"
 
 namespace tessera {
 
@@ -16,6 +17,8 @@ class LinkTimes {
   /// pass through each node once, so ranks of a node share what its devices send; an all-to-all
   /// sends to each rank its part directly, within and between nodes side by side.
   double exchange_seconds(CommKind kind, std::span<const int64_t> ranks, double sent) const;
+  /// What limits such an exchange, where others are under way.
+  LinkKind link_of(std::span<const int64_t> ranks) const;
   double message_seconds(int64_t from, int64_t to, double bytes) const;
   int64_t node_of(int64_t rank) const { return rank / hardware_.node_devices; }
 

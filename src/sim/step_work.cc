@@ -46,7 +46,8 @@ class MomentWriter {
     if (moments.empty() || moments.back().kind != Moment::Kind::kCompute) moments.emplace_back();
     moments.back().seconds += seconds;
   }
-  int32_t start(const Communicator& group, double seconds, CommKind comm, double bytes) {
+  int32_t start(const Communicator& group, double seconds, CommKind comm, double bytes,
+                LinkKind link) {
     const GroupKey key{group.name(), group.ranks()};
     const auto found = std::ranges::find(times_.groups, key);
     const auto at = static_cast<int32_t>(found - times_.groups.begin());
@@ -56,7 +57,8 @@ class MomentWriter {
                               .exchange = count_,
                               .group = at,
                               .comm = comm,
-                              .bytes = bytes});
+                              .bytes = bytes,
+                              .link = link});
     return count_++;
   }
   void wait(int32_t exchange) {
@@ -142,6 +144,13 @@ bool is_of_modules(TaskAction action) {
 
 }  // namespace
 
+std::span<const std::string_view> exposable_groups() {
+  static constexpr std::string_view kGroups[] = {
+      "tp", "ring",    "heads",          "micro_batch",    "etp",
+      "ep", "experts", "dense_replicas", "expert_replicas"};
+  return kGroups;
+}
+
 StepWork::StepWork(const Hardware& hardware, const SimulationOptions& options)
     : hardware_(hardware), options_(options), kernels_(hardware_), links_(hardware_) {}
 
@@ -183,7 +192,7 @@ double StepWork::exchange_seconds(const Executable& executable, const Node& node
 }
 
 ClockOptions StepWork::clock_options(int64_t num_ranks) const {
-  ClockOptions options{.exchange_share = hardware_.exchange_share};
+  ClockOptions options{.exchange_share = hardware_.exchange_share, .exposed = options_.exposed};
   if (hardware_.node_processors > 0) {
     options.processor_share = static_cast<double>(hardware_.node_processors) /
                               static_cast<double>(std::min(num_ranks, hardware_.node_devices));
@@ -209,7 +218,8 @@ ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, d
     if (exchanges) {
       const double seconds = exchange_seconds(executable, node, *group, skew);
       const double bytes = brought_bytes(*node.op, types_at(executable, node.inputs, skew));
-      under_way.emplace(waits[i], writer.start(*group, seconds, kind_of(*node.op), bytes));
+      under_way.emplace(waits[i], writer.start(*group, seconds, kind_of(*node.op), bytes,
+                                               links_.link_of(group->ranks())));
     }
     if (group == nullptr || is_ring(*node.op)) writer.compute(node_seconds(executable, node, skew));
   }
@@ -240,7 +250,8 @@ TaskWork StepWork::exchange_of(const StepPlan& plan, const Task& task) const {
                              .exchange = number,
                              .group = number,
                              .comm = kind,
-                             .bytes = static_cast<double>(inside.bytes)});
+                             .bytes = static_cast<double>(inside.bytes),
+                             .link = links_.link_of(lane.ranks)});
   }
   const Lane& lane = plan.lanes[task.lane];
   TaskWork work{.comm = kind, .bytes = std::max(own, 0.0)};
@@ -248,6 +259,7 @@ TaskWork StepWork::exchange_of(const StepPlan& plan, const Task& task) const {
     work.seconds = links_.message_seconds(plan.rank, lane.ranks.at(task.subject.peer), own);
   } else if (lane.kind == LaneKind::kGroup) {
     work.seconds = links_.exchange_seconds(kind, lane.ranks, std::max(own, 0.0));
+    work.link = links_.link_of(lane.ranks);
   } else {
     for (int32_t i = 0; i < std::ssize(inner.groups); ++i)
       inner.moments.push_back({.kind = Moment::Kind::kWait, .exchange = i});

@@ -1,6 +1,10 @@
 #pragma once
 
 #include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "model/run/stage_programs.h"
 #include "sim/hardware.h"
@@ -26,7 +30,13 @@ struct SimulationOptions {
   RoutingCounts routing = {};
   /// Ranks that are slower than others.
   std::map<int64_t, Slowdown> slow_ranks = {};
+  /// Groups beside whose exchanges nothing is computed (ClockOptions::exposed), of
+  /// exposable_groups.
+  std::vector<std::string> exposed = {};
 };
+
+/// What SimulationOptions::exposed may name.
+std::span<const std::string_view> exposable_groups();
 
 /// What tasks of steps take on some hardware. Programs are walked through node by node, as the
 /// interpreter runs them: kernels one behind the other, exchanges beside what stands between their

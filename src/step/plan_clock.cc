@@ -11,17 +11,16 @@
 namespace tessera {
 namespace {
 
-/// An exchange on the clock: it begins once all ranks came and the one before it ended.
-struct ExchangeTime {
-  double came = 0;  ///< the last of the ranks
-  double begin = 0;
-  double end = 0;
-};
-
 /// The exchanges that some ranks start in one order: each begins when all have come to it.
 class Channel {
  public:
   void join(size_t member) { started_.try_emplace(member); }
+  bool has_one_member() const { return started_.size() == 1; }
+  /// Its place among what its only member shares links with.
+  size_t queue_of(LinkQueues& links) {
+    if (!queue_) queue_ = links.add_queue();
+    return *queue_;
+  }
   /// Returns the number of the member's exchange.
   size_t start(size_t member, double time, double seconds) {
     std::vector<double>& own = started_[member];
@@ -48,16 +47,20 @@ class Channel {
   std::map<size_t, std::vector<double>> started_;  // by member
   std::vector<double> seconds_;
   std::vector<ExchangeTime> times_;
+  std::optional<size_t> queue_;
 };
 
 /// An exchange that a rank started.
 struct Started {
   Channel* channel = nullptr;
+  const LinkQueues* links = nullptr;  ///< that know it in place of the channel
   size_t number = 0;
   const std::string* lane = nullptr;
   bool counted = false;  ///< among what was exchanged
 
-  std::optional<ExchangeTime> find() const { return channel->find(number); }
+  std::optional<ExchangeTime> find() const {
+    return links != nullptr ? links->find(number) : channel->find(number);
+  }
 };
 
 /// Work on shared processors.
@@ -78,6 +81,7 @@ struct Rank {
   std::map<TaskId, std::vector<Started>> started;  ///< by the tasks that are or start them
   std::map<LaneId, double> copied;                 ///< when what a lane of copies was given is done
   std::vector<std::pair<double, double>> wires;  ///< exchanges that end after now, as far as known
+  LinkQueues links;                              ///< of groups of which no other rank has a plan
   RankClock clock;
 };
 
@@ -144,11 +148,24 @@ class Clocks {
     }
   }
 
-  Started start(size_t i, const Key& key, double seconds) {
-    const auto channel = channels_.find(key);
-    return {.channel = &channel->second,
-            .number = channel->second.start(i, ranks_[i].now, seconds),
-            .lane = &std::get<0>(channel->first).name};
+  Started start(size_t i, const Key& key, double seconds, LinkKind link) {
+    const auto found = channels_.find(key);
+    Channel& channel = found->second;
+    const std::string* const lane = &std::get<0>(found->first).name;
+    Rank& rank = ranks_[i];
+    if (link != LinkKind::kOwn && channel.has_one_member()) {
+      const size_t number = rank.links.start(channel.queue_of(rank.links), link, rank.now, seconds);
+      return {.channel = &channel, .links = &rank.links, .number = number, .lane = lane};
+    }
+    return {.channel = &channel, .number = channel.start(i, rank.now, seconds), .lane = lane};
+  }
+
+  /// Whether nothing is computed beside the exchanges of such a lane.
+  bool is_exposed(std::string_view lane) const {
+    return std::ranges::any_of(options_.exposed, [&](const std::string& name) {
+      return lane.starts_with(name) &&
+             (lane.size() == name.size() || lane[name.size()] == '_' || lane[name.size()] == '.');
+    });
   }
 
   /// Lets those that compute go on until the first of them is done or another joins them; false
@@ -235,6 +252,19 @@ class Clocks {
     if (known) rank.wires.emplace_back(known->begin, known->end);
   }
 
+  /// False where it is waited for at once, and the others have not come.
+  bool start_inside(size_t i, const ProgramTimes& program, const ProgramMoment& moment,
+                    std::vector<Started>& inside) {
+    Rank& rank = ranks_[i];
+    const GroupKey& group = program.groups[moment.group];
+    if (inside.size() == static_cast<size_t>(moment.exchange)) {
+      inside.push_back(start(i, {group, -1, -1}, moment.seconds, moment.link));
+      launch(rank, inside.back());
+    }
+    TaskTime ignored;
+    return !is_exposed(group.name) || wait(rank, inside.back(), ignored);
+  }
+
   /// Goes on with the run of a program; false where it has to wait for others.
   bool run_program(size_t i, const Task& task, const ProgramTimes& program) {
     Rank& rank = ranks_[i];
@@ -247,8 +277,7 @@ class Clocks {
           if (!compute(rank, moment.seconds)) return false;
           break;
         case ProgramMoment::Kind::kStart:
-          inside.push_back(start(i, {program.groups[moment.group], -1, -1}, moment.seconds));
-          launch(rank, inside.back());
+          if (!start_inside(i, program, moment, inside)) return false;
           break;
         case ProgramMoment::Kind::kWait:
           if (!wait(rank, inside.at(moment.exchange), ignored)) return false;
@@ -305,11 +334,14 @@ class Clocks {
   /// What a task exchanges: in its lane's group and, where it has others, in those too.
   std::vector<Started> start_all(size_t i, const Task& task, const TaskWork& work) {
     Rank& rank = ranks_[i];
-    std::vector<Started> all = {start(i, key_of(plans_[i], task.lane, task), work.seconds)};
+    std::vector<Started> all = {
+        start(i, key_of(plans_[i], task.lane, task), work.seconds, work.link)};
     if (work.program != nullptr) {
       for (const ProgramMoment& moment : work.program->moments) {
-        if (moment.kind == ProgramMoment::Kind::kStart)
-          all.push_back(start(i, {work.program->groups[moment.group], -1, -1}, moment.seconds));
+        if (moment.kind == ProgramMoment::Kind::kStart) {
+          all.push_back(
+              start(i, {work.program->groups[moment.group], -1, -1}, moment.seconds, moment.link));
+        }
       }
     }
     for (const Started& one : all) launch(rank, one);
@@ -323,7 +355,11 @@ class Clocks {
       rank.started[id] = start_all(i, task, works_[i][id]);
       time = {rank.now, rank.now};
     }
-    return task.phase == TaskPhase::kStart || wait_all(rank, rank.started[id], time);
+    std::vector<Started>& started = rank.started[id];
+    const bool goes_on =
+        task.phase == TaskPhase::kStart &&
+        std::ranges::none_of(started, [&](const Started& one) { return is_exposed(*one.lane); });
+    return goes_on || wait_all(rank, started, time);
   }
 
   /// `time` becomes that from the first to the last; false where the others have not come.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/statistics.h"
+#include "step/link_queues.h"
 #include "step/step_plan.h"
 
 namespace tessera {
@@ -34,6 +35,7 @@ struct ProgramMoment {
   int32_t group = 0;     ///< kStart: of ProgramTimes::groups
   CommKind comm = CommKind::kAllReduce;  ///< kStart
   double bytes = 0;                      ///< kStart: of what this rank brings
+  LinkKind link = LinkKind::kOwn;        ///< kStart: that it passes
 };
 
 /// A program's run on the clock, or a part of it, the same for all its runs.
@@ -48,6 +50,7 @@ struct TaskWork {
   std::shared_ptr<const ProgramTimes> program = nullptr;
   CommKind comm = CommKind::kAllReduce;  ///< of an exchange in the lane's group
   double bytes = 0;                      ///< of an exchange or message: of what this rank brings
+  LinkKind link = LinkKind::kOwn;        ///< that an exchange passes
 };
 using PlanWork = IdVector<TaskId, TaskWork>;
 
@@ -71,12 +74,16 @@ struct ClockOptions {
   /// Processors for each rank, where ranks share those of their node: of n plans, a compute at the
   /// same time at min(1, processor_share · n / a) of their speed. From 1 on each has its own.
   double processor_share = 1;
+  /// Groups by name whose exchanges are waited for where they start: "ep" stands for "ep_inner" and
+  /// "ep.inner" too. Messages are sent beside all else in any case.
+  std::vector<std::string> exposed = {};
 };
 
 /// Runs the plans of ranks side by side, each from its first task to its last, `works[i]` saying
 /// what the tasks of plans[i] take. An exchange begins when all its ranks that have a plan here
-/// started it, and those of one group follow one another; a message when both its ends did. Ranks
-/// that are equal need one plan among them. Throws InternalError where ranks wait forever, with the
+/// started it, and those of one group follow one another; a message when both its ends did. Groups
+/// of which one rank alone has a plan share links (LinkQueues). Ranks that are equal need one plan
+/// among them. Throws InternalError where ranks wait forever, with the
 /// tasks at which they stand.
 std::vector<RankClock> run_clocks(std::span<const StepPlan> plans, std::span<const PlanWork> works,
                                   const ClockOptions& options = {});

@@ -127,6 +127,50 @@ TEST(PlanClock, ExchangesTakeAShareOfTheDevice) {
   EXPECT_DOUBLE_EQ(clock.computed, 4.25);
 }
 
+/// A rank by itself whose program starts exchanges of two groups of four seconds each, computes for
+/// `beside` seconds, and waits for both.
+RankClock run_two_groups(LinkKind first, LinkKind second, double beside,
+                         std::vector<std::string> exposed = {}) {
+  using Kind = ProgramMoment::Kind;
+  ProgramTimes program;
+  program.groups = {{"ep_inner", {0, 1}}, {"experts", {0, 1}}};
+  program.moments = {
+      {.kind = Kind::kStart, .seconds = 4, .exchange = 0, .group = 0, .link = first},
+      {.kind = Kind::kStart, .seconds = 4, .exchange = 1, .group = 1, .link = second},
+      {.kind = Kind::kCompute, .seconds = beside},
+      {.kind = Kind::kWait, .exchange = 0},
+      {.kind = Kind::kWait, .exchange = 1}};
+  StepPlan plan;
+  const LaneId compute = plan.lanes.add({LaneKind::kCompute, "compute"});
+  plan.tasks.add(
+      {.kind = TaskKind::kRun, .action = TaskAction::kRunProgram, .lane = compute, .name = "run"});
+  PlanWork work;
+  work.add({.program = std::make_shared<const ProgramTimes>(std::move(program))});
+  return run_clocks({&plan, 1}, {&work, 1}, {.exposed = std::move(exposed)}).front();
+}
+
+TEST(PlanClock, GroupsOfARankShareItsLinks) {
+  const RankClock apart = run_two_groups(LinkKind::kNode, LinkKind::kNetwork, 1);
+  EXPECT_DOUBLE_EQ(apart.end, 4);
+  const RankClock shared = run_two_groups(LinkKind::kNode, LinkKind::kNode, 1);
+  EXPECT_DOUBLE_EQ(shared.end, 8);
+  EXPECT_DOUBLE_EQ(shared.computed, 1);
+  EXPECT_DOUBLE_EQ(shared.waited_for_wires.at("ep_inner"), 7);
+  EXPECT_DOUBLE_EQ(run_two_groups(LinkKind::kNode, LinkKind::kNode, 9).end, 9);
+}
+
+TEST(PlanClock, NothingIsComputedBesideExposedExchanges) {
+  const LinkKind node = LinkKind::kNode;
+  const RankClock one = run_two_groups(node, LinkKind::kNetwork, 3, {"ep"});
+  EXPECT_DOUBLE_EQ(one.end, 4 + 4);  // the other begins behind it
+  EXPECT_DOUBLE_EQ(one.waited_for_wires.at("ep_inner"), 4);
+  EXPECT_DOUBLE_EQ(one.waited_for_wires.at("experts"), 1);
+  const RankClock both = run_two_groups(node, LinkKind::kNetwork, 3, {"ep", "experts"});
+  EXPECT_DOUBLE_EQ(both.end, 4 + 4 + 3);
+  // "ep" is no beginning of "experts", nor "exp" a name.
+  EXPECT_DOUBLE_EQ(run_two_groups(node, LinkKind::kNetwork, 3, {"exp"}).end, 4);
+}
+
 TEST(PlanClock, NamesRanksThatWaitForever) {
   // Rank 0 sums before it sends, and rank 1 after it has received.
   const StepPlan plan = small_plan(0);

@@ -86,6 +86,35 @@ TEST_F(CliPlan, ShowsWhatASlowRankCosts) {
   expect_refused(with({"--slow-link=fast"}), {"--slow-link", "\"fast\"", "5=1.3"});
 }
 
+TEST_F(CliPlan, ShowsWhatHiddenExchangesGain) {
+  const Arguments layout = {"--explain", "--json", "--parallel.ep=8", "--train.micro_batch=1"};
+  const auto stage = [&](const Arguments& more) {
+    Arguments all = layout;
+    all.insert(all.end(), more.begin(), more.end());
+    return succeed_json(plan(all))["layouts"][0]["stages"][0];
+  };
+  const Json hidden = stage({});
+  const Json exposed = stage({"--exposed=ep,experts"});
+  EXPECT_LT(hidden["exposed_by"]["ep"], exposed["exposed_by"]["ep"]);
+  expect_refused(plan({"--explain", "--exposed=pp"}), {"--exposed", "\"pp\"", "expert_replicas"});
+}
+
+TEST_F(CliPlan, RoundedGradientsTravelInHalfTheTime) {
+  for (const char* shard : {"state", "full"}) {
+    const auto seconds = [&](const char* compression) -> double {
+      return succeed_json(
+          plan({"--explain", "--json", "--train.micro_batch=1", "--model.hidden_size=512",
+                fmt::format("--optim.shard={}", shard),
+                fmt::format("--optim.gradient_compression={}",
+                            compression)}))["layouts"][0]["stages"][0]["exchange_seconds"];
+    };
+    const double whole = seconds("none");
+    // Weights travel as before, with full sharding twice for each reduction.
+    EXPECT_LT(seconds("bf16"), 0.9 * whole) << shard;
+    EXPECT_GT(seconds("bf16"), 0.5 * whole) << shard;
+  }
+}
+
 TEST_F(CliPlan, WritesTracesForSimulatorsOfNetworks) {
   succeed(plan({"--explain", "--parallel.pp=2", "--parallel.ep=4", "--chakra=" + path("step")}));
   for (int rank = 0; rank < 8; ++rank)

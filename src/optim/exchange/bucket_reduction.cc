@@ -12,6 +12,11 @@ constexpr int64_t kBf16Bytes = sizeof(Bf16);
 
 }  // namespace
 
+int64_t travelling_bytes(int64_t gradient_bytes, DType dtype, GradientCompression compression) {
+  if (compression == GradientCompression::kNone) return gradient_bytes;
+  return gradient_bytes / dtype_size(dtype) * dtype_size(DType::kBF16);
+}
+
 BucketReduction::BucketReduction(const ReplicaGroup& group, const Bucket& bucket,
                                  GradientCompression compression, const GradientMath& math,
                                  int64_t piece_bytes, DType dtype)

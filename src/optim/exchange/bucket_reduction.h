@@ -16,6 +16,9 @@ enum class GradientCompression : uint8_t {
   kBf16,
 };
 
+/// Bytes that gradients of so many have on their way between ranks.
+int64_t travelling_bytes(int64_t gradient_bytes, DType dtype, GradientCompression compression);
+
 /// How the gradients of one bucket are summed over the replicas, each rank being left with its
 /// share: a reduce-scatter over the inner group leaves a part, one over the outer group this rank's
 /// share of that.

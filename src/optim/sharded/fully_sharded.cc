@@ -381,11 +381,14 @@ ShardedExchanges FullySharded::list_exchanges(const std::vector<ShardGroup>& gro
     exchange.gathered_bytes = module.weight_bytes;
     for (const ShardUnit& unit : module.units) {
       const int64_t elements = unit.bucket.num_elements();
-      exchange.units.push_back({.parameters = unit.parameters,
-                                .shard = groups[unit.group].shard,
-                                .is_sharded = unit.is_sharded,
-                                .weight_bytes = elements * dtype_size(unit.dtype),
-                                .gradient_bytes = elements * dtype_size(DType::kF32)});
+      const int64_t gradient_bytes = elements * dtype_size(DType::kF32);
+      exchange.units.push_back(
+          {.parameters = unit.parameters,
+           .shard = groups[unit.group].shard,
+           .is_sharded = unit.is_sharded,
+           .weight_bytes = elements * dtype_size(unit.dtype),
+           .gradient_bytes = gradient_bytes,
+           .reduced_bytes = travelling_bytes(gradient_bytes, DType::kF32, sharding.compression)});
     }
   }
   for (const ShardGroup& group : groups) {

@@ -216,6 +216,8 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
       if (bucket.shares_gradients) bucket.turn = turns[place.group].at(*parameters[idx].layer);
       bucket.weight_bytes += parameter.weight_bytes();
       bucket.gradient_bytes += parameter.grad.num_bytes();
+      bucket.reduced_bytes += travelling_bytes(parameter.grad.num_bytes(), parameter.grad.dtype,
+                                               sharding.reduction.compression);
       bucket.rounds_gradients = rounds_gradient(parameter);
       held.push_back(take_rows(parameter, rows[idx].held));
     }

@@ -20,6 +20,7 @@ struct BucketExchange {
   CommunicatorPtr inner;       ///< null where there is one level
   int64_t weight_bytes = 0;    ///< whole
   int64_t gradient_bytes = 0;  ///< whole
+  int64_t reduced_bytes = 0;   ///< of these, as they travel between the ranks of `outer`
   int64_t state_bytes = 0;     ///< of this rank: moments and masters
   double update_flops = 0;     ///< of this rank's products, where Muon updates matrices
   /// Whether its gradients are where those of other layers are while these are not there.
@@ -47,6 +48,7 @@ struct UnitExchange {
   bool is_sharded = false;  ///< one rank has all otherwise
   int64_t weight_bytes = 0;
   int64_t gradient_bytes = 0;  ///< whole, F32
+  int64_t reduced_bytes = 0;   ///< as they travel
 };
 
 struct ModuleExchange {

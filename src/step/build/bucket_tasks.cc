@@ -278,6 +278,7 @@ class BucketTasks final : public ParameterTasks {
     for (size_t b = 0; b < exchanges_.buckets.size(); ++b) wait_weights(b);
     Task task =
         exchange(bucket, TaskAction::kReduceBucket, "reduce gradients", at(bucket).gradient_bytes);
+    task.bytes = others_share(at(bucket).reduced_bytes, at(bucket).num_ranks());
     tessera::update(task, gradients(bucket));
     reductions_[bucket] = writer_.start(std::move(task));
   }

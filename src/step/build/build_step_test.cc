@@ -298,6 +298,7 @@ StepPlan build_alone() {
                                  .inner = nullptr,
                                  .weight_bytes = bytes,
                                  .gradient_bytes = bytes,
+                                 .reduced_bytes = bytes,
                                  .state_bytes = 2 * bytes});
   }
   return build_step({.programs = model.programs(),

@@ -226,7 +226,7 @@ class ModuleTasks final : public ParameterTasks {
     if (slot == nullptr) return;
     std::ranges::sort(slot->units);
     Task task = exchange(module, TaskAction::kReduceModule, "reduce gradients", slot->units,
-                         &UnitExchange::gradient_bytes);
+                         &UnitExchange::reduced_bytes);
     tessera::update(task, slot->buffer);
     slot->start = writer_.start(std::move(task));
     slot->turn = ++num_reductions_;

@@ -80,7 +80,8 @@ class Completion : public ::testing::TestWithParam<CompletionCase> {
                                     .parameters = {idx},
                                     .outer = replicas,
                                     .weight_bytes = bytes,
-                                    .gradient_bytes = bytes});
+                                    .gradient_bytes = bytes,
+                                    .reduced_bytes = bytes});
     }
   }
 

@@ -87,6 +87,17 @@ void set_chunks(Settings& settings, int64_t chunks) {
   settings.parallel.schedule = chunks > 1 ? PipelineKind::kInterleaved : PipelineKind::kOneFOneB;
 }
 
+/// Of each of so many stages: powers of two, and what divides a stage's layers.
+std::vector<int64_t> chunk_counts(int64_t layers, int64_t stages) {
+  const int64_t most = std::min(layers / stages, kMostChunks);
+  std::vector<int64_t> counts;
+  for (int64_t count = 1; count <= most; ++count) {
+    const bool is_power = (count & (count - 1)) == 0;
+    if (is_power || layers % (stages * count) == 0) counts.push_back(count);
+  }
+  return counts;
+}
+
 bool may_set_chunks(const SearchSpace& space) {
   return space.may_set(std::string(kChunks)) && space.may_set(std::string(kSchedule)) &&
          space.may_set("parallel.pipeline_layout");
@@ -146,8 +157,7 @@ std::vector<Settings> list_variants(const SearchSpace& space, const Settings& la
   if (space.may_set(std::string(kMicroBatch))) batches = powers_up_to(kMostMicroBatch);
   std::vector<int64_t> chunks = {layout.parallel.chunks_per_stage};
   const int64_t stages = layout.parallel.layout.pp;
-  if (stages > 1 && may_set_chunks(space))
-    chunks = powers_up_to(std::min(layout.model.num_layers / stages, kMostChunks));
+  if (stages > 1 && may_set_chunks(space)) chunks = chunk_counts(layout.model.num_layers, stages);
   std::vector<Settings> all;
   for (const int64_t batch : batches) {
     for (const int64_t count : chunks) {

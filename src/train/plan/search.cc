@@ -135,11 +135,11 @@ class Search {
     return judged;
   }
 
-  /// By its first and last stage. What does not fit is taken to get slower in proportion to what it
+  /// By few of its stages. What does not fit is taken to get slower in proportion to what it
   /// has to give up of its memory, up to all that can be computed again.
   Judged judge(const Settings& settings) const {
     validate_without_data(settings);
-    StageSimulation kept = plan_ends(settings);
+    StageSimulation kept = plan_some(settings);
     Judged judged{.settings = settings, .bytes = kept.most_bytes()};
     if (judged.bytes <= limit_) {
       judged.fits = true;
@@ -149,7 +149,7 @@ class Search {
     if (!may_choose()) return judged;
     Settings leanest = settings;
     leanest.train.recompute = {"all"};
-    StageSimulation lean = plan_ends(leanest);
+    StageSimulation lean = plan_some(leanest);
     const int64_t kept_bytes = std::exchange(judged.bytes, lean.most_bytes());
     if (judged.bytes > limit_) return judged;
     judged.fits = true;
@@ -164,20 +164,24 @@ class Search {
     return space_.may_set("train.recompute") && space_.may_set("train.offload");
   }
 
-  StageSimulation plan_ends(const Settings& settings) const {
+  /// The first stage, the last, and where stages have different numbers of layers the second, which
+  /// then has the most (even_pipeline_layout).
+  StageSimulation plan_some(const Settings& settings) const {
     const std::vector<int64_t> all = first_ranks(settings, space_.num_ranks);
-    std::vector<int64_t> ends = {all.front()};
-    if (all.size() > 1) ends.push_back(all.back());
-    return {settings, space_.num_ranks, ends};
+    std::vector<int64_t> some = {all.front()};
+    const int64_t chunks = std::ssize(all) * settings.parallel.chunks_per_stage;
+    if (all.size() > 2 && settings.model.num_layers % chunks != 0) some.push_back(all[1]);
+    if (all.size() > 1) some.push_back(all.back());
+    return {settings, space_.num_ranks, some};
   }
 
   /// What the stages in between add is idle time while a pipeline fills and empties.
-  double seconds_of(const Settings& settings, StageSimulation& ends) const {
+  double seconds_of(const Settings& settings, StageSimulation& some) const {
     const Layout layout(settings.parallel.layout, space_.num_ranks);
     const auto count = static_cast<double>(count_micro_batches(settings, layout) *
                                            settings.parallel.chunks_per_stage);
     const double bubble = static_cast<double>(layout.degree(Axis::kPp) - 1) / count;
-    return ends.run_alone(work_, flops_).seconds * (1 + bubble);
+    return some.run_alone(work_, flops_).seconds * (1 + bubble);
   }
 
   /// What fits comes first, then what is faster, or smaller.

@@ -60,6 +60,41 @@ TEST(SearchPlan, IsNoSlowerThanLayoutsByHand) {
   }
 }
 
+/// The first and the last of eight stages have one of twelve layers, others two: by these alone
+/// every layout of eight stages would look nearly twice as fast as it is.
+TEST(SearchPlan, JudgesStagesOfDifferentSizesByTheLargest) {
+  const std::vector<std::string> options = {"--train.global_batch=512", "--model.num_layers=12",
+                                            "--model.hidden_size=256", "--model.inner_size=1024"};
+  Hardware hardware = small_machine();
+  hardware.node = hardware.network = {.microseconds = 0, .gbs = 1000};
+  const PlanResult result = search(space_of(settings_to_plan(options), 64, {}), hardware);
+  const double best = result.layouts.at(0).step.seconds;
+  for (const char* stages : {"--parallel.pp=1", "--parallel.pp=2", "--parallel.pp=4"}) {
+    std::vector<std::string> by_hand = options;
+    by_hand.insert(by_hand.end(), {"--train.micro_batch=1", stages});
+    const Settings settings = settings_to_plan(by_hand);
+    EXPECT_LE(best, simulate_step(settings, 64, StepWork(hardware), flops_of(settings)).seconds)
+        << stages << " and not " << describe_candidate(result.layouts.at(0).settings);
+  }
+}
+
+TEST(SearchPlan, TriesAChunkForEachLayerOfAStage) {
+  const auto chunks_of = [](int64_t layers, std::set<std::string> fixed = {}) {
+    Settings settings = settings_to_plan({"--parallel.pp=2"});
+    settings.model.num_layers = layers;
+    std::set<int64_t> chunks;
+    for (const Settings& one : list_variants(space_of(settings, 8, std::move(fixed)), settings))
+      chunks.insert(one.parallel.chunks_per_stage);
+    return chunks;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(chunks_of(14), ElementsAre(1, 2, 4, 7));
+  EXPECT_THAT(chunks_of(12), ElementsAre(1, 2, 3, 4, 6));
+  EXPECT_THAT(chunks_of(13), ElementsAre(1, 2, 4)) << "uneven stages";
+  EXPECT_THAT(chunks_of(22), ElementsAre(1, 2, 4, 8)) << "no more than eight";
+  EXPECT_THAT(chunks_of(14, {"parallel.pipeline_chunks"}), ElementsAre(1));
+}
+
 TEST(SearchPlan, TriesOtherDispatchersWhereTokensTravel) {
   const auto others = [](const std::vector<std::string>& options,
                          std::set<std::string> fixed = {}) {
