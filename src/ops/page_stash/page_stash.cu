@@ -29,9 +29,11 @@ __global__ void __launch_bounds__(kThreads) take_pages(PagedValue call) {
   const int64_t num_free = call.state[kFreePages];
   __syncthreads();
   if (wanted == 0) return;
+  if (threadIdx.x == 0) call.state[kHeldPages] += wanted;
   if (wanted > num_free) {
     if (threadIdx.x == 0) {
-      call.state[kMissingPages] = max(call.state[kMissingPages], wanted - num_free);
+      const int64_t missing = call.state[kHeldPages] - call.state[kPoolPages];
+      call.state[kMissingPages] = max(call.state[kMissingPages], missing);
       call.table[0] = -1;
     }
     return;
@@ -45,7 +47,9 @@ __global__ void __launch_bounds__(kThreads) give_pages(PagedValue call) {
   const int64_t taken = extent_of(call).num_pages;
   const int64_t num_free = call.state[kFreePages];
   __syncthreads();
-  if (taken == 0 || call.table[0] < 0) return;
+  if (taken == 0) return;
+  if (threadIdx.x == 0) call.state[kHeldPages] -= taken;
+  if (call.table[0] < 0) return;
   for (int64_t i = threadIdx.x; i < taken; i += kThreads)
     call.free[num_free + taken - 1 - i] = call.table[i];
   if (threadIdx.x == 0) call.state[kFreePages] = num_free + taken;

@@ -1,0 +1,86 @@
+#include "model/run/stash_pool.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <vector>
+
+#include "ops/page_stash/page_pool.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kPurpose = "the stash of rows that came to experts";
+constexpr int64_t kStateBytes = kPoolStates * sizeof(int64_t);
+
+ElasticMemory::Kind kind_of(const Device& device) {
+  return device.page_bytes() > 0 ? ElasticMemory::Kind::kByPage : ElasticMemory::Kind::kWhole;
+}
+
+int64_t free_bytes(int64_t most_pages) {
+  return most_pages * dtype_size(DType::kI32);
+}
+
+}  // namespace
+
+StashPool::StashPool(const StagePrograms& programs, const StashNeed& need)
+    : device_(programs.backend.device()),
+      page_bytes_(programs.stash_rule().value().page_bytes),
+      most_pages_(need.most),
+      pages_(kind_of(device_), need.most * page_bytes_, std::string(kPurpose), device_),
+      free_(free_bytes(need.most), kPurpose, device_),
+      state_(kStateBytes, kPurpose, device_) {
+  grow(need.planned);
+}
+
+int64_t StashPool::count_bytes(const StagePrograms& programs, const StashNeed& need,
+                               int64_t pages) {
+  if (need.most == 0) return 0;
+  const Device& device = programs.backend.device();
+  const int64_t page_bytes = programs.stash_rule().value().page_bytes;
+  const bool by_page = kind_of(device) == ElasticMemory::Kind::kByPage;
+  const int64_t bytes = by_page ? align_up(pages * page_bytes, device.page_bytes())
+                                : need.most * page_bytes;
+  return bytes + align_up(free_bytes(need.most)) + align_up(kStateBytes);
+}
+
+CopyTensors StashPool::tensors() const {
+  Device* const device = device_.is_host() ? nullptr : &device_;
+  return {{std::string(kStashPages), {pages_.data(), DType::kU8, {page_bytes_}, device}},
+          {std::string(kStashFree), free_.tensor(0, DType::kI32, {1})},
+          {std::string(kStashState), state_.tensor(0, DType::kI64, {kPoolStates})}};
+}
+
+void StashPool::begin_step() {
+  if (is_open_) reset();
+  is_open_ = true;
+}
+
+int64_t StashPool::missing() {
+  std::array<int64_t, kPoolStates> state{};
+  device_.copy(state.data(), state_.data(), kStateBytes);
+  is_open_ = false;
+  ensure(state[kFreePages] == num_pages_ && state[kHeldPages] == 0,
+         "a step left {} of {} pages of the stash free, and {} in use", state[kFreePages],
+         num_pages_, state[kHeldPages]);
+  return state[kMissingPages];
+}
+
+void StashPool::reset() {
+  std::vector<int32_t> free(num_pages_);
+  std::iota(free.begin(), free.end(), 0);
+  std::array<int64_t, kPoolStates> state{};
+  state[kPoolPages] = state[kFreePages] = num_pages_;
+  if (num_pages_ > 0) device_.copy(free_.data(), free.data(), free_bytes(num_pages_));
+  device_.copy(state_.data(), state.data(), kStateBytes);
+  is_open_ = false;
+}
+
+void StashPool::grow(int64_t more_pages) {
+  const int64_t pages = std::min(num_pages_ + more_pages, most_pages_);
+  pages_.commit(0, pages * page_bytes_);
+  num_pages_ = pages;
+  reset();
+}
+
+}  // namespace tessera
