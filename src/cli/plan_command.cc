@@ -191,7 +191,7 @@ void print_memory(std::ostream& out, const MemoryPrediction& memory) {
       {"optimizer", memory.state.optimizer},   {"saved activations", activations.saved},
       {"hidden states", activations.hidden},   {"working memory", activations.transient},
       {"inputs", activations.inputs},          {"weights in FP8", activations.copies},
-      {"beside them", memory.overhead.total()}};
+      {"stashed rows", activations.stash},     {"beside them", memory.overhead.total()}};
   std::string text;
   for (const auto& [name, bytes] : parts) {
     if (bytes > 0)
@@ -322,7 +322,8 @@ PlanResult find_layouts(const PlanArguments& arguments, const PlanRequest& reque
   }
   PlanResult result{.model_flops = flops_of(request.space.base)};
   const bool may_choose =
-      request.space.may_set("train.recompute") && request.space.may_set("train.offload");
+      request.space.may_set("train.recompute") && request.space.may_set("train.offload") &&
+      !request.space.base.train.stashes();
   validate_without_data(request.space.base);
   Settings settings = request.space.base;
   if (request.chooses_schedule) {

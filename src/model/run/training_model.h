@@ -61,7 +61,7 @@ class TrainingModel {
   /// routing was not balanced. REQUIRES bind().
   SlabBytes slab_bytes() const;
   /// Null where layers stash nothing. REQUIRES bind().
-  StashPool* stash() { return stash_.get(); }
+  StashPool* stash() const { return stash_.get(); }
   /// REQUIRES bind().
   const ElasticSlabs& slabs() const { return *slabs_; }
   /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not

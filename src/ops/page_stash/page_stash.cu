@@ -29,15 +29,13 @@ __global__ void __launch_bounds__(kThreads) take_pages(PagedValue call) {
   const int64_t num_free = call.state[kFreePages];
   __syncthreads();
   if (wanted == 0) return;
-  if (threadIdx.x == 0) call.state[kHeldPages] += wanted;
-  if (wanted > num_free) {
-    if (threadIdx.x == 0) {
-      const int64_t missing = call.state[kHeldPages] - call.state[kPoolPages];
-      call.state[kMissingPages] = max(call.state[kMissingPages], missing);
-      call.table[0] = -1;
-    }
-    return;
+  if (threadIdx.x == 0) {
+    const int64_t held = call.state[kHeldPages] + wanted;
+    call.state[kHeldPages] = held;
+    call.state[kMissingPages] = max(call.state[kMissingPages], held - call.state[kPoolPages]);
+    if (wanted > num_free) call.table[0] = -1;
   }
+  if (wanted > num_free) return;
   for (int64_t i = threadIdx.x; i < wanted; i += kThreads)
     call.table[i] = call.free[num_free - 1 - i];
   if (threadIdx.x == 0) call.state[kFreePages] = num_free - wanted;

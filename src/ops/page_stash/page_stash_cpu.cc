@@ -31,9 +31,8 @@ void stash_pages_kernel(const StashPages& op, const Args<StashPages>& args) {
   const int64_t wanted = pages_of(value, op.page_bytes());
   if (wanted == 0) return;
   state[kHeldPages] += wanted;
+  state[kMissingPages] = std::max(state[kMissingPages], state[kHeldPages] - state[kPoolPages]);
   if (wanted > state[kFreePages]) {
-    state[kMissingPages] =
-        std::max(state[kMissingPages], state[kHeldPages] - state[kPoolPages]);
     table[0] = -1;
     return;
   }

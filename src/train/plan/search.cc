@@ -161,7 +161,8 @@ class Search {
   }
 
   bool may_choose() const {
-    return space_.may_set("train.recompute") && space_.may_set("train.offload");
+    return space_.may_set("train.recompute") && space_.may_set("train.offload") &&
+           !space_.base.train.stashes();
   }
 
   StageSimulation plan_ends(const Settings& settings) const {
