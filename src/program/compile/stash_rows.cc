@@ -44,6 +44,12 @@ std::vector<int> order_behind_uses(const Program& program, const std::vector<Val
   return order;
 }
 
+/// Whether the host learns of fewer rows than the bound.
+bool has_memory_by_rows(const ValueType& type, const RowPlan& rows) {
+  const ValueId extent = type.extent.value();
+  return rows.find_source(extent) != nullptr && rows.balanced().at(extent) < type.shape[0];
+}
+
 /// Reloads what is stashed in front of its first use.
 class Reloader final : public BackwardCopier {
  public:
@@ -82,7 +88,7 @@ std::vector<ValueId> choose_stashed(const Program& forward, const std::vector<Va
   for (const ValueId id : saved) {
     const ValueType& type = forward.type(id);
     if (type.ragged_dim != 0 || type.scale != ScaleLayout()) continue;
-    if (rows.is_elastic(id) || forward.is_output(id)) continue;
+    if (has_memory_by_rows(type, rows) || forward.is_output(id)) continue;
     const int64_t planned = pages_of_rows(type, rule.rows, rule.page_bytes);
     if (planned < most_pages(type, rule.page_bytes)) chosen.push_back(id);
   }

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// What is stashed of a program: saved values that are ragged in their first dim, of more bytes at
-/// their bound than `rows` rows have.
+/// What is stashed of a program: saved values that are ragged in their first dim, of more pages at
+/// their bound than `rows` rows take.
 struct StashRule {
   int64_t page_bytes = 0;  ///< of the pool; a multiple of 16
   int64_t rows = 0;        ///< for which the pool has room
@@ -19,8 +19,8 @@ inline constexpr std::string_view kStashPages = "stash.pages";
 inline constexpr std::string_view kStashFree = "stash.free";
 inline constexpr std::string_view kStashState = "stash.state";
 
-/// Values that the rule lets be stashed, of those in `saved`: not such as get memory by their rows
-/// anyway (RowPlan), nor such with scales.
+/// Values that the rule lets be stashed, of those in `saved`: not such whose rows the host learns,
+/// which have memory by these (RowPlan), nor such with scales.
 std::vector<ValueId> choose_stashed(const Program& forward, const std::vector<ValueId>& saved,
                                     const RowPlan& rows, const StashRule& rule);
 
