@@ -93,8 +93,7 @@ StashNeed layer_stash(const StagePrograms& programs, const PipelineChunk& chunk,
   StashNeed pages;
   const auto rule = programs.stash_rule();
   if (!rule) return pages;
-  const Program& forward =
-      programs.kind_of(chunk.first_layer + layer).derived.forward.program();
+  const Program& forward = programs.kind_of(chunk.first_layer + layer).derived.forward.program();
   for (const Node& node : forward.nodes()) {
     if (dynamic_cast<const StashPages*>(node.op.get()) == nullptr) continue;
     const ValueType& value = forward.type(node.inputs[StashPages::kValue]);

@@ -230,9 +230,9 @@ const KindProgram& StagePrograms::compile_kind(const LayerProgramKey& key) const
 std::optional<StashRule> StagePrograms::stash_rule() const {
   if (!policy.stash || config.moe.num_experts == 0) return std::nullopt;
   const double rows = policy.stash->factor * static_cast<double>(balanced_rows());
-  return StashRule{
-      .page_bytes = align_up(policy.stash->page_rows * config.hidden_size * dtype_size(shape.dtype)),
-      .rows = static_cast<int64_t>(std::ceil(rows))};
+  return StashRule{.page_bytes = align_up(policy.stash->page_rows * config.hidden_size *
+                                          dtype_size(shape.dtype)),
+                   .rows = static_cast<int64_t>(std::ceil(rows))};
 }
 
 int64_t StagePrograms::working_bytes() const {

@@ -39,8 +39,8 @@ int64_t StashPool::count_bytes(const StagePrograms& programs, const StashNeed& n
   const Device& device = programs.backend.device();
   const int64_t page_bytes = programs.stash_rule().value().page_bytes;
   const bool by_page = kind_of(device) == ElasticMemory::Kind::kByPage;
-  const int64_t bytes = by_page ? align_up(pages * page_bytes, device.page_bytes())
-                                : need.most * page_bytes;
+  const int64_t bytes =
+      by_page ? align_up(pages * page_bytes, device.page_bytes()) : need.most * page_bytes;
   return bytes + align_up(free_bytes(need.most)) + align_up(kStateBytes);
 }
 

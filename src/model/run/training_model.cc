@@ -101,8 +101,7 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
     copies_->reloads = device().make_copy_lane();
   }
   stash_.reset();
-  if (placement_.stash.most > 0)
-    stash_ = std::make_unique<StashPool>(*programs_, placement_.stash);
+  if (placement_.stash.most > 0) stash_ = std::make_unique<StashPool>(*programs_, placement_.stash);
   ensure(store == nullptr || LayerCopies::count_bytes(*programs_) == 0,
          "copies are made of weights that come and go");
   weight_copies_ = std::make_unique<LayerCopies>(*programs_);

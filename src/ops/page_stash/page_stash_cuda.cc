@@ -23,18 +23,16 @@ cuda::PagedValue describe_paged(const Op& op, const Tensor& value, const int64_t
 
 void stash_pages_cuda(const StashPages& op, const Args<StashPages>& args) {
   const Tensor& value = args.in(StashPages::kValue);
-  cuda::launch_stash_pages(
-      describe_paged(op, value, args.in_extent(StashPages::kValue), args.out(StashPages::kTable),
-                     args),
-      cuda::stream_of(args));
+  cuda::launch_stash_pages(describe_paged(op, value, args.in_extent(StashPages::kValue),
+                                          args.out(StashPages::kTable), args),
+                           cuda::stream_of(args));
 }
 
 void reload_pages_cuda(const ReloadPages& op, const Args<ReloadPages>& args) {
   const Tensor& value = args.out(ReloadPages::kValue);
-  cuda::launch_reload_pages(
-      describe_paged(op, value, args.out_extent(ReloadPages::kValue), args.in(ReloadPages::kTable),
-                     args),
-      cuda::stream_of(args));
+  cuda::launch_reload_pages(describe_paged(op, value, args.out_extent(ReloadPages::kValue),
+                                           args.in(ReloadPages::kTable), args),
+                            cuda::stream_of(args));
 }
 
 }  // namespace

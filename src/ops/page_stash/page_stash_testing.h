@@ -37,8 +37,7 @@ class StashProgram {
     OwnedTensor state(DType::kI64, {kPoolStates});
     state.get().span<int64_t>()[kPoolPages] = pool.num_pages;
     state.get().span<int64_t>()[kFreePages] = pool.num_pages;
-    const OwnedTensor pages(DType::kU8,
-                            {std::max<int64_t>(pool.num_pages, 1) * pool.page_bytes});
+    const OwnedTensor pages(DType::kU8, {std::max<int64_t>(pool.num_pages, 1) * pool.page_bytes});
     pool_ids_ = {accumulator("pages", pages, {pool.page_bytes}), accumulator("free", free, {1}),
                  accumulator("state", state, {kPoolStates})};
   }
@@ -60,9 +59,9 @@ class StashProgram {
   StashResult run() && {
     std::vector<ValueId> outputs;
     for (size_t i = 0; i < types_.size(); ++i) {
-      const auto made = program_.add(make_reload_pages(pool_.page_bytes, types_[i]),
-                                     {rows_[i], tables_[i]},
-                                     {"", "", "", "reloaded" + std::to_string(i)}, pool_ids_);
+      const auto made =
+          program_.add(make_reload_pages(pool_.page_bytes, types_[i]), {rows_[i], tables_[i]},
+                       {"", "", "", "reloaded" + std::to_string(i)}, pool_ids_);
       outputs.push_back(
           bind(made[ReloadPages::kValue], OwnedTensor(types_[i].dtype, types_[i].shape)));
     }

@@ -222,9 +222,8 @@ void stash_saved_rows(Compilation& c) {
   const RowPlan rows(forward, plan_memory(forward, programs.saved),
                      find_tellers(forward, c.backend), {});
   std::vector<ValueId> stashed = choose_stashed(forward, programs.saved, rows, *c.options.stash);
-  std::erase_if(stashed, [&](ValueId id) {
-    return is_named(c.options.offload, forward.value(id).name);
-  });
+  std::erase_if(stashed,
+                [&](ValueId id) { return is_named(c.options.offload, forward.value(id).name); });
   stash_rows(programs.forward, *programs.backward, stashed, *c.options.stash);
   list_saved(programs);
 }
@@ -305,11 +304,12 @@ void check_options(Goal goal, const CompileOptions& options) {
            "weights' gradients that are split off would read what was stashed a second time");
     return;
   }
-  ensure(options.gradients.outputs.empty() && options.gradients.inputs.empty() &&
-             options.recompute.empty() && options.offload.empty() && !options.split_weights &&
-             !options.stash,
-         "gradients, recomputation, offloading, stashing and their split are for training, not to {}",
-         goal_name(goal));
+  ensure(
+      options.gradients.outputs.empty() && options.gradients.inputs.empty() &&
+          options.recompute.empty() && options.offload.empty() && !options.split_weights &&
+          !options.stash,
+      "gradients, recomputation, offloading, stashing and their split are for training, not to {}",
+      goal_name(goal));
 }
 
 }  // namespace

@@ -67,9 +67,9 @@ class Reloader final : public BackwardCopier {
     if (importer().knows(id) || table == tables_.end()) return importer().import(id);
     const Value& value = forward().value(id);
     const ValueId rows = importer().import(value.type.extent.value());
-    const auto outputs = program().add(make_reload_pages(page_bytes_, value.type),
-                                       {rows, importer().import(table->second)},
-                                       {"", "", "", value.name}, pool_);
+    const auto outputs =
+        program().add(make_reload_pages(page_bytes_, value.type),
+                      {rows, importer().import(table->second)}, {"", "", "", value.name}, pool_);
     importer().provide(id, outputs[ReloadPages::kValue]);
     return outputs[ReloadPages::kValue];
   }

@@ -111,8 +111,8 @@ struct TrainSettings {
   int64_t global_batch = 8;  ///< sequences of a step
   Precision precision = Precision::kF32;
   std::vector<std::string> recompute;
-  std::vector<std::string> offload;        ///< see parse_offload
-  double offload_rate = 50;                ///< GB/s to the host's memory, and as many back
+  std::vector<std::string> offload;  ///< see parse_offload
+  double offload_rate = 50;          ///< GB/s to the host's memory, and as many back
   StashMode stash = StashMode::kNone;
   double stash_factor = StashPolicy().factor;
   int64_t stash_page = StashPolicy().page_rows;
