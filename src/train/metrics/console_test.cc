@@ -70,8 +70,10 @@ TEST(FormatStep, SaysTroubleInWords) {
   EXPECT_THAT(format_step(columns, record), Not(HasSubstr("skipped")));
   record.dropped_tokens = 12;
   record.skipped_steps = 2;
+  record.repeated_steps = 3;
   record.loss = std::nan("");
-  EXPECT_THAT(format_step(columns, record), EndsWith("12 dropped  2 skipped so far  not finite"));
+  EXPECT_THAT(format_step(columns, record),
+              EndsWith("12 dropped  2 skipped so far  3 repeated so far  not finite"));
   record.grad_norm = std::numeric_limits<double>::infinity();
   EXPECT_THAT(format_step(columns, record), HasSubstr("inf"));
 }
