@@ -131,6 +131,20 @@ TEST(Console, AlwaysShowsASkippedStep) {
   EXPECT_THAT(lines[2], HasSubstr("5/100"));
 }
 
+TEST(Console, AlwaysShowsARepeatedStep) {
+  SyntheticRun run{100, 2};
+  std::ostringstream out;
+  Console console(out, {.every = 1000, .terminal = {}});
+  for (int64_t step = 1; step <= 9; ++step) {
+    StepRecord record = run.step(step);
+    record.repeated_steps = step >= 5 ? 1 : 0;
+    console.step(record);
+  }
+  const auto lines = lines_of(out.str());
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_THAT(lines[2], HasSubstr("1 repeated so far"));
+}
+
 TEST(Console, KeepsALiveBarUnderTheLinesOfATerminal) {
   double clock = 0.0;
   Terminal terminal;
