@@ -11,6 +11,8 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kPurpose = "the stash of rows that came to experts";
+/// A pool that has grown gets as large a part of itself besides.
+constexpr int64_t kMoreShare = 8;
 constexpr int64_t kStateBytes = kPoolStates * sizeof(int64_t);
 
 ElasticMemory::Kind kind_of(const Device& device) {
@@ -76,10 +78,19 @@ void StashPool::reset() {
   is_open_ = false;
 }
 
-void StashPool::grow(int64_t more_pages) {
-  const int64_t pages = std::min(num_pages_ + more_pages, most_pages_);
-  pages_.commit(0, pages * page_bytes_);
+bool StashPool::commit(int64_t pages) {
+  for (const ElasticMemory::Piece& piece : pages_.need(0, pages * page_bytes_)) {
+    if (!pages_.give(piece)) return false;
+  }
   num_pages_ = pages;
+  return true;
+}
+
+/// Routing drifts: with no more than what lacked, one step after the other would be done again.
+void StashPool::grow(int64_t more_pages) {
+  const int64_t wanted = std::min(num_pages_ + more_pages, most_pages_);
+  const int64_t ample = std::min(wanted + num_pages_ / kMoreShare, most_pages_);
+  if (!commit(ample) && !commit(wanted)) pages_.refuse((wanted - num_pages_) * page_bytes_);
   reset();
 }
 

@@ -27,11 +27,13 @@ class StashPool {
   int64_t missing();
   /// All pages are free, whatever was stashed: behind passes that reload nothing.
   void reset();
-  /// More pages, up to those of the worst routing. Throws OutOfMemory. REQUIRES that no step is
-  /// under way.
+  /// So many pages more, and an eighth of the pool besides where there is memory for it, up to
+  /// those of the worst routing. Throws OutOfMemory. REQUIRES that no step is under way.
   void grow(int64_t more_pages);
 
  private:
+  bool commit(int64_t pages);
+
   Device& device_;
   int64_t page_bytes_ = 0;
   int64_t most_pages_ = 0;
