@@ -10,12 +10,12 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kPurpose = "the stash of rows that came to experts";
+constexpr std::string_view kStashPurpose = "the stash of rows that came to experts";
 /// A pool that has grown gets as large a part of itself besides.
 constexpr int64_t kMoreShare = 8;
 constexpr int64_t kStateBytes = kPoolStates * sizeof(int64_t);
 
-ElasticMemory::Kind kind_of(const Device& device) {
+ElasticMemory::Kind memory_kind(const Device& device) {
   return device.page_bytes() > 0 ? ElasticMemory::Kind::kByPage : ElasticMemory::Kind::kWhole;
 }
 
@@ -29,9 +29,9 @@ StashPool::StashPool(const StagePrograms& programs, const StashNeed& need)
     : device_(programs.backend.device()),
       page_bytes_(programs.stash_rule().value().page_bytes),
       most_pages_(need.most),
-      pages_(kind_of(device_), need.most * page_bytes_, std::string(kPurpose), device_),
-      free_(free_bytes(need.most), kPurpose, device_),
-      state_(kStateBytes, kPurpose, device_) {
+      pages_(memory_kind(device_), need.most * page_bytes_, std::string(kStashPurpose), device_),
+      free_(free_bytes(need.most), kStashPurpose, device_),
+      state_(kStateBytes, kStashPurpose, device_) {
   grow(need.planned);
 }
 
@@ -40,7 +40,7 @@ int64_t StashPool::count_bytes(const StagePrograms& programs, const StashNeed& n
   if (need.most == 0) return 0;
   const Device& device = programs.backend.device();
   const int64_t page_bytes = programs.stash_rule().value().page_bytes;
-  const bool by_page = kind_of(device) == ElasticMemory::Kind::kByPage;
+  const bool by_page = memory_kind(device) == ElasticMemory::Kind::kByPage;
   const int64_t bytes =
       by_page ? align_up(pages * page_bytes, device.page_bytes()) : need.most * page_bytes;
   return bytes + align_up(free_bytes(need.most)) + align_up(kStateBytes);
