@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+#include "core/memory.h"
+#include "core/out_of_memory.h"
 #include "ops/page_stash/page_pool.h"
 
 namespace tessera {
@@ -88,10 +90,24 @@ bool StashPool::commit(int64_t pages) {
 
 /// Routing drifts: with no more than what lacked, one step after the other would be done again.
 void StashPool::grow(int64_t more_pages) {
+  ensure(num_pages_ < most_pages_, "the stash has the {} pages of the worst routing, and {} lack",
+         most_pages_, more_pages);
   const int64_t wanted = std::min(num_pages_ + more_pages, most_pages_);
   const int64_t ample = std::min(wanted + num_pages_ / kMoreShare, most_pages_);
-  if (!commit(ample) && !commit(wanted)) pages_.refuse((wanted - num_pages_) * page_bytes_);
+  if (!commit(ample) && !commit(wanted)) refuse(wanted - num_pages_);
   reset();
+}
+
+void StashPool::refuse(int64_t pages) const {
+  try {
+    pages_.refuse(pages * page_bytes_);
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(
+        fmt::format("rows came to this rank's experts for which train.stash has no room, {} more "
+                    "pages of {} are needed: {}; or a capacity (moe.capacity_factor), or a balance "
+                    "loss of more weight",
+                    pages, format_bytes(page_bytes_), error.what()));
+  }
 }
 
 }  // namespace tessera

@@ -33,6 +33,7 @@ class StashPool {
 
  private:
   bool commit(int64_t pages);
+  [[noreturn]] void refuse(int64_t pages) const;
 
   Device& device_;
   int64_t page_bytes_ = 0;

@@ -362,17 +362,7 @@ class Trainer::Step final : public StepHost {
 void Trainer::enlarge_stash(int64_t missing_pages) {
   ++num_repeats_;
   together(*layout_.world, [&] {
-    if (missing_pages == 0) return;
-    try {
-      model_->stash()->grow(missing_pages);
-    } catch (const OutOfMemory& error) {
-      throw OutOfMemory(fmt::format(
-          "step {}: rows came to this rank's experts for which train.stash has no room, {} more "
-          "pages of {} are needed: {}; or a capacity (moe.capacity_factor), or a balance loss of "
-          "more weight",
-          position_.step + 1, missing_pages, format_bytes(model_->stash()->page_bytes()),
-          error.what()));
-    }
+    if (missing_pages > 0) model_->stash()->grow(missing_pages);
   });
 }
 
