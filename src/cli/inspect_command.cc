@@ -109,6 +109,7 @@ std::vector<std::pair<std::string, int64_t>> list_memory(const Settings& setting
                                                        {"working memory", activations.transient},
                                                        {"inputs", activations.inputs}};
   if (activations.copies > 0) rows.emplace_back("weights in FP8", activations.copies);
+  if (settings.train.stashes()) rows.emplace_back("stashed rows", activations.stash);
   if (!settings.train.offload.empty()) rows.emplace_back("offloaded", activations.offloaded);
   if (settings.shard.state_on_host) rows.emplace_back("offloaded state", state.on_host);
   if (!memory.on_host) {

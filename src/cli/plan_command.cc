@@ -195,11 +195,11 @@ void print_row(std::ostream& out, size_t number, const PlannedLayout& layout,
 void print_memory(std::ostream& out, const MemoryPrediction& memory) {
   const ActivationBytes& activations = memory.activations;
   const std::vector<std::pair<const char*, int64_t>> parts = {
-      {"weights", memory.state.weights},       {"gradients", memory.state.gradients},
-      {"optimizer", memory.state.optimizer},   {"saved activations", activations.saved},
-      {"hidden states", activations.hidden},   {"working memory", activations.transient},
-      {"inputs", activations.inputs},          {"weights in FP8", activations.copies},
-      {"beside them", memory.overhead.total()}};
+      {"weights", memory.state.weights},     {"gradients", memory.state.gradients},
+      {"optimizer", memory.state.optimizer}, {"saved activations", activations.saved},
+      {"hidden states", activations.hidden}, {"working memory", activations.transient},
+      {"inputs", activations.inputs},        {"weights in FP8", activations.copies},
+      {"stashed rows", activations.stash},   {"beside them", memory.overhead.total()}};
   std::string text;
   for (const auto& [name, bytes] : parts) {
     if (bytes > 0)
@@ -329,8 +329,9 @@ PlanResult find_layouts(const PlanArguments& arguments, const PlanRequest& reque
     return search_plan(request.space, work, [&](double share) { bar.update(share, ""); });
   }
   PlanResult result{.model_flops = flops_of(request.space.base)};
-  const bool may_choose =
-      request.space.may_set("train.recompute") && request.space.may_set("train.offload");
+  const bool may_choose = request.space.may_set("train.recompute") &&
+                          request.space.may_set("train.offload") &&
+                          !request.space.base.train.stashes();
   validate_without_data(request.space.base);
   Settings settings = request.space.base;
   if (request.chooses_schedule) {

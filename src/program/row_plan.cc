@@ -35,6 +35,13 @@ ValueId find_bounded(const Program& program, const Node& node, ValueId extent) {
 
 }  // namespace
 
+std::vector<bool> find_tellers(const Program& program, const Backend& backend) {
+  std::vector<bool> tells;
+  for (const Node& node : program.nodes())
+    tells.push_back(backend.is_host() || backend.kernel(*node.op).tells_the_host());
+  return tells;
+}
+
 int64_t bytes_of_rows(const ValueType& type, int64_t rows) {
   const int64_t bound = type.shape[0];
   if (rows >= bound) return type.num_bytes();

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "ops/backend.h"
 #include "program/memory_plan.h"
 
 namespace tessera {
@@ -57,6 +58,9 @@ class RowPlan {
   std::vector<std::vector<ValueId>> written_;
   int num_elastic_ = 0;
 };
+
+/// By node, whether the host learns the extents that it writes.
+std::vector<bool> find_tellers(const Program& program, const Backend& backend);
 
 /// Bytes of `rows` rows, at most all, of a value that is ragged in its first dim, as a tensor of so
 /// many rows has them.

@@ -83,7 +83,6 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
       waits_(find_waits(program_)),
       prepared_(std::make_shared<PreparedRuns>()) {
   std::vector<bool> apart;
-  std::vector<bool> tells;
   for (const Node& node : program_.nodes()) {
     backend.check_formats(*node.op, program_.types(node.inputs));
     backend.check_formats(*node.op, program_.types(node.outputs));
@@ -92,13 +91,12 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
            "operator '{}' does not communicate, but its kernel is asynchronous", node.op->name());
     kernels_.push_back(kernel);
     apart.push_back(node.op->communicates() || kernel.tells_the_host());
-    tells.push_back(backend.is_host() || kernel.tells_the_host());
   }
   const bool some_aside = std::ranges::any_of(program_.nodes(), &Node::aside);
   ensure(!some_aside || (backend_.side_lane() != nullptr && std::ranges::count(apart, true) == 0),
          "program '{}': nodes run aside, and others need the host", program_.name());
   segments_ = cut_segments(apart, waits_);
-  rows_ = RowPlan(program_, plan_, tells, told, expected);
+  rows_ = RowPlan(program_, plan_, find_tellers(program_, backend_), told, expected);
 }
 
 Bindings Executable::make_bindings() const {

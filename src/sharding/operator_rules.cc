@@ -7,6 +7,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/linear/joined_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/page_stash/page_stash.h"
 #include "ops/quantize/quantize.h"
 #include "ops/round_values/round_values.h"
 #include "ops/router/router.h"
@@ -287,6 +288,17 @@ ShardStatesOf running_counts(const AxisCall& call) {
            ShardState::replicated()}};
 }
 
+/// The table of a value's pages is spread as the value; each rank has a pool of its own.
+ShardStatesOf stash_pages(const AxisCall& call) {
+  const ShardState pool = ShardState::replicated();
+  return {{pool, pool, pool, call.inputs[StashPages::kValue]}};
+}
+
+ShardStatesOf reload_pages(const AxisCall& call) {
+  const ShardState pool = ShardState::replicated();
+  return {{pool, pool, pool, call.inputs[ReloadPages::kTable]}};
+}
+
 using Rule = std::variant<std::string_view, Function>;
 
 /// By operator, in the order of a layer. Letters: t tokens, r routed rows, n and m heads' elements,
@@ -412,6 +424,8 @@ const std::map<std::string_view, Rule>& rules() {
       {"destinations", "i:t^k -> m:t^k"},
       {"permute_choices", permute_choices},
       {"slot_experts", "c:s^ -> i:s^"},
+      {"stash_pages", stash_pages},
+      {"reload_pages", reload_pages},
       {"permute", permute},
       {"permute_probs", permute},
       {"unpermute", unpermute},

@@ -64,8 +64,9 @@ BufferId PlanWriter::buffer(const std::string& name, int64_t bytes, const StepSt
   return made;
 }
 
-BufferId PlanWriter::state(const std::string& name, int64_t bytes, Home home) {
-  const BufferId id = buffer(name, bytes, {.name = name, .bytes = bytes, .home = home});
+BufferId PlanWriter::state(const std::string& name, int64_t bytes, Home home, Purpose purpose) {
+  const BufferId id =
+      buffer(name, bytes, {.name = name, .bytes = bytes, .purpose = purpose, .home = home});
   plan_.buffers[id].outlives = true;
   return id;
 }

@@ -22,7 +22,8 @@ class PlanWriter {
   LaneId group(const Communicator& group, LaneKind kind = LaneKind::kGroup);
   BufferId buffer(const std::string& name, int64_t bytes, const StepStorage& storage);
   /// One that outlives the step, in a storage of its own.
-  BufferId state(const std::string& name, int64_t bytes, Home home = Home::kDevice);
+  BufferId state(const std::string& name, int64_t bytes, Home home = Home::kDevice,
+                 Purpose purpose = Purpose::kState);
 
   TaskId add(Task task) { return plan_.tasks.add(std::move(task)); }
   /// Adds a start like `task`; wait_for() adds the task that waits for it.

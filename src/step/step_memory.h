@@ -15,7 +15,7 @@ struct PurposeMemory {
 
 /// What a step needs of the device's memory, beside what outlives it.
 struct StepMemory {
-  static constexpr size_t kNumPurposes = 8;
+  static constexpr size_t kNumPurposes = 9;
   std::array<PurposeMemory, kNumPurposes> purposes;  ///< by Purpose; state has slabs alone
   int64_t slabs = 0;                                 ///< all but state
   int64_t most = 0;     ///< the most alive at a time: no placement needs less

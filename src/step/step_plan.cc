@@ -58,9 +58,15 @@ class DependencyFinder {
 }  // namespace
 
 std::string_view purpose_name(Purpose purpose) {
-  constexpr std::array<std::string_view, 8> kNames = {
-      "saved activations", "hidden states",       "working memory",        "inputs",
-      "gathered weights",  "gradients to reduce", "offloaded activations", "state"};
+  constexpr std::array<std::string_view, 9> kNames = {"saved activations",
+                                                      "hidden states",
+                                                      "working memory",
+                                                      "inputs",
+                                                      "gathered weights",
+                                                      "gradients to reduce",
+                                                      "offloaded activations",
+                                                      "stashed activations",
+                                                      "state"};
   return kNames[number_of(purpose)];
 }
 

@@ -48,6 +48,7 @@ enum class Purpose : uint8_t {
   kGathered,   ///< weights of a module, whole while it is used
   kReduced,    ///< gradients of a module, until they are reduced
   kOffloaded,  ///< what of the saved values waits in the host's memory
+  kStashed,    ///< pages of rows that came to experts, from a forward to a backward pass
   kState,      ///< weights, gradients and optimizer state that stay
 };
 std::string_view purpose_name(Purpose purpose);

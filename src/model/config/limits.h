@@ -17,6 +17,9 @@ inline constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 inline constexpr int64_t kMaxLength = int64_t{1} << 24;
 /// Sequences of a micro-batch or of a step.
 inline constexpr int64_t kMaxSequences = int64_t{1} << 20;
+/// Of the stash: a page's rows, and its room as a multiple of what balanced routing needs.
+inline constexpr int64_t kMaxStashPage = int64_t{1} << 20;
+inline constexpr double kMaxStashFactor = 1 << 20;
 /// Tokens of a micro-batch, and rows that they are sent to experts as: kernels number both in 32
 /// bits.
 inline constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;

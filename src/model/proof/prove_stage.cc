@@ -24,6 +24,10 @@ bool is_statistic(Port port) {
   }
 }
 
+bool is_stash(const std::string& name) {
+  return name == kStashPages || name == kStashFree || name == kStashState;
+}
+
 class Prover {
  public:
   Prover(const ProgramParts& parts, const RankAxes& axes, const StageGroups& groups,
@@ -88,12 +92,12 @@ class Prover {
     keep(program, "weights in FP8", std::move(found));
   }
 
-  /// Of inputs that are copies, and what delayed scales are bound to.
+  /// Of inputs that are copies, and what delayed scales and a stash are bound to.
   void bind_copies(const Program& program, std::map<ValueId, Sharding>& bound) const {
     for (ValueId id = 0; id < program.num_values(); ++id) {
       const std::string& name = program.value(id).name;
-      if (name == kScalesName || name == kGradScalesName || name == kTallyName)
-        bound[id] = axes_.whole();
+      const bool is_scale = name == kScalesName || name == kGradScalesName || name == kTallyName;
+      if (is_scale || is_stash(name)) bound[id] = axes_.whole();
       const auto copy = copies_.find(name);
       if (copy != copies_.end()) bound[id] = copy->second;
     }

@@ -21,6 +21,7 @@ class ChunkBinder {
         parameters_(state.parameters),
         copies_(state.weight_copies),
         roundings_(state.roundings),
+        stash_(state.stash),
         slabs_(state.slabs) {}
 
   BoundChunk bind(std::vector<ExpertState>& experts);
@@ -56,6 +57,7 @@ class ChunkBinder {
   const ParameterSet& parameters_;
   const LayerCopies& copies_;
   const RoundingTables& roundings_;
+  const StashPool* stash_;
   ElasticSlabs& slabs_;
   BoundChunk bound_;
 };
@@ -136,6 +138,7 @@ void ChunkBinder::bind_layer(int64_t idx) {
   const auto& [layout, derived] = *layer.kind;
   CopyTensors named = copies_.of_layer(number);
   named.merge(roundings_.of_layer(number));
+  if (stash_ != nullptr) named.merge(stash_->tensors());
   const LayerBinder binder = this->binder({&programs_.config, number}, &named);
   if (derived.weight_copies) layer.copies = binder.bind_copies(derived);
   layer.forward = binder.bind_forward(derived.forward, layout, layer_ports(idx, layer),

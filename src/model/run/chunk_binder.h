@@ -8,6 +8,7 @@
 #include "model/run/layer_copies.h"
 #include "model/run/rounding_tables.h"
 #include "model/run/saved_placement.h"
+#include "model/run/stash_pool.h"
 #include "runtime/elastic_slabs.h"
 
 namespace tessera {
@@ -51,6 +52,7 @@ struct ChunkState {
   std::vector<ExpertState>& experts;
   ElasticSlabs& slabs;
   const HostCopies& copies;
+  StashPool* stash = nullptr;  ///< where layers stash rows
   /// Gives the parameters their addresses for each run of a program; without one they are those of
   /// `parameters` for good.
   WeightStore* store = nullptr;

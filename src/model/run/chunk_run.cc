@@ -27,6 +27,7 @@ MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
   balance_loss += other.balance_loss;
   z_loss += other.z_loss;
   dropped += other.dropped;
+  missing_pages = std::max(missing_pages, other.missing_pages);
   if (max_logits.empty()) {
     max_logits = other.max_logits;
   } else if (!other.max_logits.empty()) {
@@ -46,6 +47,7 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       roundings_(state.roundings),
       store_(state.store),
       copies_(state.copies),
+      stash_(state.stash),
       slabs_(state.slabs),
       memory_(programs, chunk, state.slabs, offsets),
       bound_(bind_chunk(programs, chunk, memory_, state)),
@@ -315,6 +317,7 @@ double ChunkRun::collect_loss() {
   memory_.inputs.release();
   memory_.statistics.take();
   model_balances_.pop_front();
+  if (stash_ != nullptr) stash_->reset();
   return chunk_.loss ? memory_.statistics.taken_loss(0) : 0;
 }
 

@@ -16,6 +16,9 @@ struct MicroBatchResult {
   double balance_loss = 0;  ///< mean over the MoE layers, or the model's; 1.0 is perfect
   double z_loss = 0;        ///< mean over the MoE layers
   int64_t dropped = 0;      ///< assignments that found no room, all layers
+  /// Of the step so far: pages that its stash lacked (StashPool), so that gradients are wrong. Of
+  /// several parts the most.
+  int64_t missing_pages = 0;
   /// [all layers, heads]: the largest attention logits of the layers and heads that this rank has,
   /// the least float elsewhere; empty where they are not measured. They do not add up: of several
   /// parts the largest counts.
@@ -130,6 +133,7 @@ class ChunkRun {
   RoundingTables& roundings_;
   WeightStore* store_;
   const HostCopies& copies_;
+  StashPool* stash_;
   ElasticSlabs& slabs_;
   ChunkMemory memory_;
   BoundChunk bound_;

@@ -1,6 +1,9 @@
 #include "model/run/saved_placement.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "ops/page_stash/page_stash.h"
 
 namespace tessera {
 namespace {
@@ -14,6 +17,31 @@ int64_t most_of_degrees(const StagePrograms& programs, const Count& count) {
 }
 
 }  // namespace
+
+StashNeed& StashNeed::operator+=(const StashNeed& other) {
+  balanced += other.balanced;
+  planned += other.planned;
+  most += other.most;
+  return *this;
+}
+
+StashNeed& StashNeed::operator-=(const StashNeed& other) {
+  balanced -= other.balanced;
+  planned -= other.planned;
+  most -= other.most;
+  return *this;
+}
+
+int64_t StashNeed::at(double skew) const {
+  const auto pages = static_cast<int64_t>(std::ceil(static_cast<double>(balanced) * skew));
+  return std::clamp(pages, planned, most);
+}
+
+StashNeed larger(const StashNeed& a, const StashNeed& b) {
+  return {.balanced = std::max(a.balanced, b.balanced),
+          .planned = std::max(a.planned, b.planned),
+          .most = std::max(a.most, b.most)};
+}
 
 SavedPlacement list_saved(const StagePrograms& programs) {
   SavedPlacement placement;
@@ -61,6 +89,21 @@ int64_t layer_kept_bytes(const StagePrograms& programs, const PipelineChunk& chu
   });
 }
 
+StashNeed layer_stash(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer) {
+  StashNeed pages;
+  const auto rule = programs.stash_rule();
+  if (!rule) return pages;
+  const Program& forward = programs.kind_of(chunk.first_layer + layer).derived.forward.program();
+  for (const Node& node : forward.nodes()) {
+    if (dynamic_cast<const StashPages*>(node.op.get()) == nullptr) continue;
+    const ValueType& value = forward.type(node.inputs[StashPages::kValue]);
+    pages.balanced += pages_of_rows(value, programs.balanced_rows(), rule->page_bytes);
+    pages.planned += pages_of_rows(value, rule->rows, rule->page_bytes);
+    pages.most += most_pages(value, rule->page_bytes);
+  }
+  return pages;
+}
+
 int64_t head_saved_bytes(const StagePrograms& programs, int64_t depth) {
   return most_of_degrees(programs, [&](const StagePrograms& of_degree) {
     return of_degree.heads.at(depth).derived.forward.plan().saved_bytes;
@@ -81,6 +124,7 @@ SavedPlacement place_in_line(const StagePrograms& programs) {
         place(offsets.layers[i], layer_saved_bytes(programs, chunk, layer));
         place(offsets.offloaded[i], layer_offloaded_bytes(programs, chunk, layer));
         place(offsets.kept[i], layer_kept_bytes(programs, chunk, layer));
+        placement.stash += layer_stash(programs, chunk, layer);
       }
       for (size_t depth = 0; depth < offsets.heads.size(); ++depth)
         place(offsets.heads[depth], head_saved_bytes(programs, static_cast<int64_t>(depth)));

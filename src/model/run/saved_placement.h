@@ -30,6 +30,18 @@ struct LayerOffload {
   int backward = 0;  ///< before this run, which reads it first, it is there
 };
 
+/// Pages of a stash: the most that a step's layers have there at a time.
+struct StashNeed {
+  int64_t balanced = 0;  ///< where routing is balanced
+  int64_t planned = 0;   ///< with StashPolicy::factor
+  int64_t most = 0;      ///< whatever routing does
+  StashNeed& operator+=(const StashNeed& other);
+  StashNeed& operator-=(const StashNeed& other);
+  /// Where `skew` times the rows of balanced routing come.
+  int64_t at(double skew) const;
+};
+StashNeed larger(const StashNeed& a, const StashNeed& b);
+
 /// Slabs begin at multiples of this, as memory of its own would.
 inline constexpr int64_t kSlabAlignment = 256;
 
@@ -38,6 +50,7 @@ struct SavedPlacement {
   int64_t num_bytes = 0;
   int64_t host_bytes = 0;                   ///< of the buffer that offloaded parts wait in
   std::vector<LayerOffload> offloads = {};  ///< in the order of `forward`; others stay
+  StashNeed stash = {};
 };
 
 /// Offsets of nothing yet, for every layer and head of every place.
@@ -50,6 +63,8 @@ int64_t layer_offloaded_bytes(const StagePrograms& programs, const PipelineChunk
 /// Of the offloaded part, what copies bring away where routing is balanced.
 int64_t layer_moved_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer);
 int64_t layer_kept_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer);
+/// Of one layer and micro-batch.
+StashNeed layer_stash(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer);
 int64_t head_saved_bytes(const StagePrograms& programs, int64_t depth);
 
 /// One behind the other: right for any order of passes. Nothing is offloaded.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,10 +17,18 @@ struct OffloadPolicy {
   double link_bytes = 50e9;
 };
 
+/// Rows whose number the device alone knows wait in pages of a pool that all layers share (see
+/// stash_rows).
+struct StashPolicy {
+  double factor = 1.25;    ///< room beside what balanced routing needs, at least 1
+  int64_t page_rows = 64;  ///< of hidden states, which are a page's bytes
+};
+
 /// What a layer's values do between the passes if they are not simply kept.
 struct SavedPolicy {
   std::vector<LayerEntry> recompute = {};
   OffloadPolicy offload = {};
+  std::optional<StashPolicy> stash = std::nullopt;
 };
 
 /// Read entries such as "expert_pre", "expert_pre@3" and "all@0-5". Throw UserError for what is

@@ -1,6 +1,7 @@
 #include "model/run/stage_programs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -27,17 +28,25 @@ DifferentiateRequest layer_gradients(const ModelProgram& layout, bool balances_w
   return request;
 }
 
+/// What rows are gathered from is as large as the worst routing, and what was permuted can be
+/// stashed.
+GatherFusion find_gathers(const StagePrograms& stage, const LayerProgramKey& key) {
+  const GatherFusion asked = stage.config.moe.fuse_gather;
+  return key.stashes && asked == GatherFusion::kAuto ? GatherFusion::kNever : asked;
+}
+
 KindProgram make_kind_program(const StagePrograms& stage, const LayerProgramKey& key,
                               const Backend& backend) {
   ModelProgram layout = build_layer(stage.config, key.kind, stage.shape, stage.part.groups);
   const CompileOptions options{
       .gradients = layer_gradients(layout, balances_whole_model(stage.config)),
       .recompute = key.recomputed,
-      .gathers = stage.config.moe.fuse_gather,
+      .gathers = find_gathers(stage, key),
       .fuse_activations = stage.config.moe.fuse_activation,
       .split_weights = stage.part.split_weights,
       .rounding = stage.shape.products.rounding(key.plain),
-      .offload = key.offloaded};
+      .offload = key.offloaded,
+      .stash = key.stashes ? stage.stash_rule() : std::nullopt};
   DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
   return {std::move(layout), std::move(derived)};
 }
@@ -216,6 +225,14 @@ const KindProgram& StagePrograms::compile_kind(const LayerProgramKey& key) const
   if (!program)
     program = std::make_shared<const KindProgram>(make_kind_program(*this, key, backend));
   return *program;
+}
+
+std::optional<StashRule> StagePrograms::stash_rule() const {
+  if (!policy.stash || config.moe.num_experts == 0) return std::nullopt;
+  const double rows = policy.stash->factor * static_cast<double>(balanced_rows());
+  return StashRule{.page_bytes = align_up(policy.stash->page_rows * config.hidden_size *
+                                          dtype_size(shape.dtype)),
+                   .rows = static_cast<int64_t>(std::ceil(rows))};
 }
 
 int64_t StagePrograms::working_bytes() const {

@@ -45,6 +45,7 @@ struct LayerProgramKey {
   std::vector<std::string> recomputed;  ///< names of values (see names_of_layer)
   std::vector<std::string> offloaded;   ///< likewise
   std::vector<std::string> plain;       ///< weights (ProductPrecision), likewise
+  bool stashes = false;                 ///< what SavedPolicy::stash says
   auto operator<=>(const LayerProgramKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
@@ -79,8 +80,15 @@ struct StagePrograms {
   LayerProgramKey key_of(int64_t layer) const {
     return {config.layer_kind(layer), names_of_layer(policy.recompute, layer),
             names_of_layer(policy.offload.entries, layer),
-            names_of_layer(shape.products.plain, layer)};
+            names_of_layer(shape.products.plain, layer), policy.stash.has_value()};
   }
+  /// Rows that come to this rank's experts of a layer where routing is balanced: each rank gets as
+  /// many as its own tokens have choices, and those of its `etp` group.
+  int64_t balanced_rows() const {
+    return own_tokens(shape, part.groups) * config.moe.choices() * part.groups.etp->size();
+  }
+  /// What of layers is stashed, where anything is.
+  std::optional<StashRule> stash_rule() const;
   const KindProgram& kind_of(int64_t layer) const { return *of_layers.at(layer); }
   /// The program that layers of that key would run, compiled where it is not known yet.
   const KindProgram& compile_kind(const LayerProgramKey& key) const;

@@ -36,8 +36,11 @@ ActivationBytes TrainingModel::activation_bytes() const {
   ActivationBytes bytes{.saved = slabs.saved,
                         .transient = slabs.transient,
                         .copies = LayerCopies::count_bytes(*programs_),
+                        .stash = stash_bytes(1),
                         .offloaded = placement_.host_bytes,
                         .worst = std::max<int64_t>(most.total() - slabs.total(), 0)};
+  const StashNeed& stash = placement_.stash;
+  bytes.worst += StashPool::count_bytes(*programs_, stash, stash.most) - bytes.stash;
   bytes.inputs = RoundingTables::count_bytes(*programs_);
   const ModelPart& part = programs_->part;
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
@@ -48,22 +51,31 @@ ActivationBytes TrainingModel::activation_bytes() const {
   return bytes;
 }
 
+int64_t TrainingModel::stash_bytes(double skew) const {
+  const StashNeed& need = placement_.stash;
+  return StashPool::count_bytes(*programs_, need, need.at(skew));
+}
+
+/// Of what routing makes larger.
+int64_t TrainingModel::skewed_total(double skew) const {
+  return skewed_slab_bytes(*programs_, placement_, skew).total() + stash_bytes(skew);
+}
+
 double TrainingModel::find_skew(int64_t more_bytes) const {
-  const int64_t limit = skewed_slab_bytes(*programs_, placement_).total() + more_bytes;
+  const int64_t limit = skewed_total(1) + more_bytes;
   double fits = 1;
   double too_much = static_cast<double>(programs_->config.moe.num_experts);
   constexpr double kExact = 0.01;
   while (too_much - fits > kExact) {
     const double middle = (fits + too_much) / 2;
-    const bool has_room = skewed_slab_bytes(*programs_, placement_, middle).total() <= limit;
+    const bool has_room = skewed_total(middle) <= limit;
     (has_room ? fits : too_much) = middle;
   }
   return fits;
 }
 
 int64_t TrainingModel::skewed_bytes(double skew) const {
-  return skewed_slab_bytes(*programs_, placement_, skew).total() -
-         skewed_slab_bytes(*programs_, placement_).total();
+  return skewed_total(skew) - skewed_total(1);
 }
 
 SlabBytes TrainingModel::slab_bytes() const {
@@ -88,6 +100,8 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
     copies_->stores = device().make_copy_lane();
     copies_->reloads = device().make_copy_lane();
   }
+  stash_.reset();
+  if (placement_.stash.most > 0) stash_ = std::make_unique<StashPool>(*programs_, placement_.stash);
   ensure(store == nullptr || LayerCopies::count_bytes(*programs_) == 0,
          "copies are made of weights that come and go");
   weight_copies_ = std::make_unique<LayerCopies>(*programs_);
@@ -98,6 +112,7 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
                          .experts = experts,
                          .slabs = *slabs_,
                          .copies = *copies_,
+                         .stash = stash_.get(),
                          .store = store};
   const ModelPart& part = programs_->part;
   runs_.resize(part.chunks.size());
@@ -119,6 +134,7 @@ void TrainingModel::begin_step() {
   slabs_->leave_saved();
   weight_copies_->forget();
   roundings_->begin_step();
+  if (stash_) stash_->begin_step();
   const bool counts_earlier = config().moe.balance_scope == BalanceTokens::kGlobalBatch;
   for (ExpertState& state : *experts_) {
     std::ranges::fill(state.step_counts.get().span<float>(), 0.0F);
@@ -147,7 +163,9 @@ MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& s
   run.run_pass(PassDirection::kWeights, observer);
   run.finish();
   device().synchronize();
-  return run.collect();
+  MicroBatchResult result = run.collect();
+  if (stash_) result.missing_pages = stash_->missing();
+  return result;
 }
 
 double TrainingModel::evaluate(const MicroBatch& batch, const NodeObserver& observer) {

@@ -16,10 +16,11 @@ struct ActivationBytes {
   int64_t transient = 0;  ///< the largest working set of any program
   int64_t inputs = 0;     ///< token ids, labels, positions and the like
   int64_t copies = 0;     ///< of weights in FP8
+  int64_t stash = 0;      ///< pages of rows that came to experts
   int64_t offloaded = 0;  ///< in the host's memory: what of the saved values waits there
-  int64_t worst = 0;      ///< what the worst routing adds to `saved` and `transient`
+  int64_t worst = 0;      ///< what the worst routing adds to `saved`, `transient` and `stash`
   /// Of the device's memory.
-  int64_t total() const { return saved + hidden + transient + inputs + copies; }
+  int64_t total() const { return saved + hidden + transient + inputs + copies + stash; }
 };
 
 /// A micro-batch's activations in a chunk: which of this rank's chunks, and which of its places.
@@ -59,6 +60,8 @@ class TrainingModel {
   /// What has memory now, of what passes save and of the working memory; more than at bind where
   /// routing was not balanced. REQUIRES bind().
   SlabBytes slab_bytes() const;
+  /// Null where layers stash nothing. REQUIRES bind().
+  StashPool* stash() const { return stash_.get(); }
   /// REQUIRES bind().
   const ElasticSlabs& slabs() const { return *slabs_; }
   /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not
@@ -96,12 +99,15 @@ class TrainingModel {
 
  private:
   ChunkRun& only_run() const;
+  int64_t stash_bytes(double skew) const;
+  int64_t skewed_total(double skew) const;
 
   std::unique_ptr<StagePrograms> programs_;
   std::unique_ptr<TokenShare> tokens_;
   SavedPlacement placement_;
   std::unique_ptr<ElasticSlabs> slabs_;
   std::unique_ptr<HostCopies> copies_;
+  std::unique_ptr<StashPool> stash_;
   std::unique_ptr<LayerCopies> weight_copies_;
   std::unique_ptr<RoundingTables> roundings_;
   std::vector<std::vector<std::unique_ptr<ChunkRun>>> runs_;  // by chunk, by place

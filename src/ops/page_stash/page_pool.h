@@ -4,16 +4,12 @@
 
 namespace tessera {
 
-/// Pages of a device's memory that ragged values share.
-struct PagePool {
-  int64_t num_pages = 0;
-  int64_t page_bytes = 0;  ///< a multiple of 16
-};
-
-/// Which words StashPages and ReloadPages keep of a pool, I64 each.
+/// Which words StashPages and ReloadPages keep of a pool of pages, I64 each.
 enum PoolState : int {
-  kFreePages,
-  kMissingPages,  ///< the most that a value lacked; 0: all found room
+  kPoolPages,     ///< that it has; theirs to read alone
+  kFreePages,     ///< that no value has
+  kHeldPages,     ///< of all values that are stashed, also of those that found no room
+  kMissingPages,  ///< the most by which these were more than the pool has; 0: all found room
   kPoolStates,
 };
 

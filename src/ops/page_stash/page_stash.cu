@@ -29,13 +29,13 @@ __global__ void __launch_bounds__(kThreads) take_pages(PagedValue call) {
   const int64_t num_free = call.state[kFreePages];
   __syncthreads();
   if (wanted == 0) return;
-  if (wanted > num_free) {
-    if (threadIdx.x == 0) {
-      call.state[kMissingPages] = max(call.state[kMissingPages], wanted - num_free);
-      call.table[0] = -1;
-    }
-    return;
+  if (threadIdx.x == 0) {
+    const int64_t held = call.state[kHeldPages] + wanted;
+    call.state[kHeldPages] = held;
+    call.state[kMissingPages] = max(call.state[kMissingPages], held - call.state[kPoolPages]);
+    if (wanted > num_free) call.table[0] = -1;
   }
+  if (wanted > num_free) return;
   for (int64_t i = threadIdx.x; i < wanted; i += kThreads)
     call.table[i] = call.free[num_free - 1 - i];
   if (threadIdx.x == 0) call.state[kFreePages] = num_free - wanted;
@@ -45,7 +45,9 @@ __global__ void __launch_bounds__(kThreads) give_pages(PagedValue call) {
   const int64_t taken = extent_of(call).num_pages;
   const int64_t num_free = call.state[kFreePages];
   __syncthreads();
-  if (taken == 0 || call.table[0] < 0) return;
+  if (taken == 0) return;
+  if (threadIdx.x == 0) call.state[kHeldPages] -= taken;
+  if (call.table[0] < 0) return;
   for (int64_t i = threadIdx.x; i < taken; i += kThreads)
     call.free[num_free + taken - 1 - i] = call.table[i];
   if (threadIdx.x == 0) call.state[kFreePages] = num_free + taken;

@@ -6,33 +6,33 @@ namespace tessera {
 namespace {
 
 template <typename Op>
-cuda::PagedValue describe_paged(const PagePool& pool, const Tensor& value, const int64_t* rows,
-                                const Args<Op>& args) {
+cuda::PagedValue describe_paged(const Op& op, const Tensor& value, const int64_t* rows,
+                                const Tensor& table, const Args<Op>& args) {
   const int64_t bound = value.shape[0];
   return {.value = static_cast<std::byte*>(value.data),
           .rows = rows,
           .bound = bound,
           .row_bytes = bound == 0 ? 0 : value.num_bytes() / bound,
           .pages = static_cast<std::byte*>(args.out(Op::kPages).data),
-          .page_bytes = pool.page_bytes,
+          .page_bytes = op.page_bytes(),
           .free = args.out(Op::kFree).template as<int32_t>(),
           .state = args.out(Op::kState).template as<int64_t>(),
-          .table = args.out(Op::kTable).template as<int32_t>(),
+          .table = table.as<int32_t>(),
           .is_float = is_storage(value.dtype)};
 }
 
 void stash_pages_cuda(const StashPages& op, const Args<StashPages>& args) {
   const Tensor& value = args.in(StashPages::kValue);
-  cuda::launch_stash_pages(
-      describe_paged(op.pool(), value, args.in_extent(StashPages::kValue), args),
-      cuda::stream_of(args));
+  cuda::launch_stash_pages(describe_paged(op, value, args.in_extent(StashPages::kValue),
+                                          args.out(StashPages::kTable), args),
+                           cuda::stream_of(args));
 }
 
 void reload_pages_cuda(const ReloadPages& op, const Args<ReloadPages>& args) {
   const Tensor& value = args.out(ReloadPages::kValue);
-  cuda::launch_reload_pages(
-      describe_paged(op.pool(), value, args.out_extent(ReloadPages::kValue), args),
-      cuda::stream_of(args));
+  cuda::launch_reload_pages(describe_paged(op, value, args.out_extent(ReloadPages::kValue),
+                                           args.in(ReloadPages::kTable), args),
+                            cuda::stream_of(args));
 }
 
 }  // namespace

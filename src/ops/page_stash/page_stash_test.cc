@@ -24,7 +24,7 @@ ValueType ragged(DType dtype, const Shape& shape) {
 /// A pool, and the kernels at work on it.
 class Stash {
  public:
-  explicit Stash(const PagePool& pool)
+  explicit Stash(const testing::PagePool& pool)
       : pool_(pool),
         pages_(DType::kU8, {pool.num_pages * pool.page_bytes}),
         free_(DType::kI32, {pool.num_pages}),
@@ -32,25 +32,26 @@ class Stash {
     add_page_stash_cpu(kernels_);
     const auto free = free_.get().span<int32_t>();
     std::iota(free.begin(), free.end(), 0);
+    state_.get().span<int64_t>()[kPoolPages] = pool.num_pages;
     state_.get().span<int64_t>()[kFreePages] = pool.num_pages;
   }
 
   OwnedTensor make_table(const ValueType& type) const {
-    return {DType::kI32, {most_pages(type, pool_)}};
+    return {DType::kI32, {most_pages(type, pool_.page_bytes)}};
   }
   void stash(const Tensor& value, const ValueType& type, const Tensor& table) {
-    const OperatorPtr op = make_stash_pages(pool_);
+    const OperatorPtr op = make_stash_pages(pool_.page_bytes);
     ASSERT_EQ(op->infer(std::vector{type})[StashPages::kTable].shape, table.shape);
     const std::vector<Tensor> inputs = {value};
     const std::vector<Tensor> outputs = {pages_.get(), free_.get(), state_.get(), table};
     kernels_.at("stash_pages")(*op, {inputs, outputs, {}});
   }
   void reload(const Tensor& value, const ValueType& type, const Tensor& table) {
-    const OperatorPtr op = make_reload_pages(pool_, type);
+    const OperatorPtr op = make_reload_pages(pool_.page_bytes, type);
     OwnedTensor rows(DType::kI64, {1});
     *rows.get().as<int64_t>() = value.shape[0];
-    const std::vector<Tensor> inputs = {rows.get()};
-    const std::vector<Tensor> outputs = {value, pages_.get(), free_.get(), state_.get(), table};
+    const std::vector<Tensor> inputs = {rows.get(), table};
+    const std::vector<Tensor> outputs = {pages_.get(), free_.get(), state_.get(), value};
     kernels_.at("reload_pages")(*op, {inputs, outputs, {}});
   }
   int64_t num_free() const { return state_.get().span<int64_t>()[kFreePages]; }
@@ -66,7 +67,7 @@ class Stash {
   }
 
  private:
-  PagePool pool_;
+  testing::PagePool pool_;
   KernelTable kernels_;
   OwnedTensor pages_, free_, state_;
 };
@@ -148,7 +149,7 @@ TEST(PageStashTest, AValueThatFindsNoRoomBecomesNaN) {
   map.rows = 30;  // 4 pages
   for (const Stashed* one : {&small, &large, &map})
     stash.stash(one->value(), one->type, one->table);
-  EXPECT_EQ(stash.num_missing(), 2);
+  EXPECT_EQ(stash.num_missing(), 6) << "11 pages, of which there are 5";
   EXPECT_EQ(stash.num_free(), 2);
   for (const Stashed* one : {&large, &small, &map})
     stash.reload(one->value(), one->type, one->table);
@@ -156,7 +157,7 @@ TEST(PageStashTest, AValueThatFindsNoRoomBecomesNaN) {
   for (const double value : testing::to_doubles(large.value())) EXPECT_TRUE(std::isnan(value));
   EXPECT_TRUE(std::ranges::all_of(map.value().span<int32_t>(), [](int v) { return v == 0; }));
   EXPECT_TRUE(stash.has_all_pages());
-  EXPECT_EQ(stash.num_missing(), 2) << "it stays known";
+  EXPECT_EQ(stash.num_missing(), 6) << "it stays known";
 }
 
 /// A device whose memory the host does not reach, through the interpreter.
@@ -167,15 +168,20 @@ TEST(PageStashTest, ProgramsOnADeviceLeaveWhatTheHostLeaves) {
 }
 
 TEST(PageStashTest, RefusesWhatIsNotPaged) {
-  EXPECT_THROW(make_stash_pages({.num_pages = 4, .page_bytes = 24}), UserError);
-  EXPECT_THROW(make_stash_pages({.num_pages = -1, .page_bytes = 32}), UserError);
-  const OperatorPtr op = make_stash_pages({.num_pages = 4, .page_bytes = 32});
+  EXPECT_THROW(make_stash_pages(24), UserError);
+  EXPECT_THROW(make_stash_pages(0), UserError);
+  const OperatorPtr op = make_stash_pages(32);
   EXPECT_THROW(op->infer(std::vector<ValueType>{{DType::kF32, {3, 2}}}), UserError);
   EXPECT_THROW(op->infer(std::vector<ValueType>{}), UserError);
-  const OperatorPtr reload =
-      make_reload_pages({.num_pages = 4, .page_bytes = 32}, ragged(DType::kF32, {3, 2}));
-  EXPECT_THROW(reload->infer(std::vector<ValueType>{{DType::kI32, {1}}}), UserError);
-  EXPECT_EQ(most_pages(ragged(DType::kF32, {0, 2}), {.num_pages = 4, .page_bytes = 32}), 0);
+  const OperatorPtr reload = make_reload_pages(32, ragged(DType::kF32, {3, 5}));
+  const ValueType table{DType::kI32, {2}};
+  EXPECT_EQ(reload->infer(std::vector<ValueType>{{DType::kI64, {1}}, table}).size(), 4);
+  EXPECT_THROW(reload->infer(std::vector<ValueType>{{DType::kI32, {1}}, table}), UserError);
+  EXPECT_THROW(reload->infer(std::vector<ValueType>{{DType::kI64, {1}}, {DType::kI32, {1}}}),
+               UserError);
+  EXPECT_EQ(most_pages(ragged(DType::kF32, {0, 2}), 32), 0);
+  EXPECT_EQ(pages_of_rows(ragged(DType::kF32, {9, 4}), 3, 32), 2);
+  EXPECT_EQ(pages_of_rows(ragged(DType::kF32, {9, 4}), 30, 32), 5) << "no more than the bound";
 }
 
 }  // namespace

@@ -16,67 +16,97 @@
 /// A program that stashes values and reloads them elsewhere, for tests on several back ends.
 namespace tessera::testing {
 
+/// Pages of a device's memory.
+struct PagePool {
+  int64_t num_pages = 0;
+  int64_t page_bytes = 0;
+};
+
 /// What it left.
 struct StashResult {
   std::vector<OwnedTensor> values;
   OwnedTensor free, state;
 };
 
-/// `values` at their bounds, of which the first `rows` came. Runs twice, so that a device that
-/// records repeats it.
+/// A program that stashes values and then reloads them, and what it is bound to.
+class StashProgram {
+ public:
+  StashProgram(const Backend& backend, const PagePool& pool) : backend_(backend), pool_(pool) {
+    OwnedTensor free(DType::kI32, {std::max<int64_t>(pool.num_pages, 1)});
+    std::iota(free.get().span<int32_t>().begin(), free.get().span<int32_t>().end(), 0);
+    OwnedTensor state(DType::kI64, {kPoolStates});
+    state.get().span<int64_t>()[kPoolPages] = pool.num_pages;
+    state.get().span<int64_t>()[kFreePages] = pool.num_pages;
+    const OwnedTensor pages(DType::kU8, {std::max<int64_t>(pool.num_pages, 1) * pool.page_bytes});
+    pool_ids_ = {accumulator("pages", pages, {pool.page_bytes}), accumulator("free", free, {1}),
+                 accumulator("state", state, {kPoolStates})};
+  }
+
+  /// At its bound, of which the first `rows` came.
+  void add(const Tensor& value, int64_t rows) {
+    const std::string number = std::to_string(types_.size());
+    OwnedTensor count(DType::kI64, {1});
+    *count.get().as<int64_t>() = rows;
+    rows_.push_back(bind(program_.add_input("rows" + number, {DType::kI64, {1}}), count));
+    types_.push_back({value.dtype, value.shape, 0, rows_.back()});
+    const ValueId id = bind(program_.add_input("value" + number, types_.back()), value);
+    const auto made =
+        program_.add(make_stash_pages(pool_.page_bytes), {id}, {"", "", "", "table"}, pool_ids_);
+    tables_.push_back(made[StashPages::kTable]);
+  }
+
+  /// Runs twice, so that a device that records repeats it.
+  StashResult run() && {
+    std::vector<ValueId> outputs;
+    for (size_t i = 0; i < types_.size(); ++i) {
+      const auto made =
+          program_.add(make_reload_pages(pool_.page_bytes, types_[i]), {rows_[i], tables_[i]},
+                       {"", "", "", "reloaded" + std::to_string(i)}, pool_ids_);
+      outputs.push_back(
+          bind(made[ReloadPages::kValue], OwnedTensor(types_[i].dtype, types_[i].shape)));
+    }
+    program_.set_outputs(outputs);
+    const Executable run(std::move(program_), backend_);
+    const Buffer working(run.plan().transient_bytes, "tables", backend_.device());
+    Bindings bindings = run.make_bindings();
+    bindings.transient = working.data();
+    for (const auto& [id, tensor] : bound_) bindings.tensors[id] = tensor;
+    for (int round = 0; round < 2; ++round) run.run(bindings);
+    StashResult result{.free = copy_to_host(backend_, memory_[1]),
+                       .state = copy_to_host(backend_, memory_[2])};
+    for (const ValueId id : outputs)
+      result.values.push_back(copy_to_host(backend_, bindings.tensors[id]));
+    return result;
+  }
+
+ private:
+  ValueId bind(ValueId id, const Tensor& host) {
+    memory_.push_back(copy_to(backend_, host));
+    bound_.emplace_back(id, memory_.back());
+    return id;
+  }
+  /// Of which the program knows a part.
+  ValueId accumulator(const std::string& name, const Tensor& host, const Shape& shape) {
+    const ValueId id = bind(program_.add_accumulator(name, {host.dtype, shape}), host);
+    bound_.back().second.shape = shape;
+    return id;
+  }
+
+  const Backend& backend_;
+  PagePool pool_;
+  Program program_{"stash"};
+  std::vector<OwnedTensor> memory_;
+  std::vector<std::pair<ValueId, Tensor>> bound_;
+  std::vector<ValueId> pool_ids_, rows_, tables_;
+  std::vector<ValueType> types_;
+};
+
 inline StashResult stash_and_reload(const Backend& backend, const PagePool& pool,
                                     const std::vector<OwnedTensor>& values,
                                     const std::vector<int64_t>& rows) {
-  Program program("stash");
-  std::vector<OwnedTensor> memory;
-  std::vector<std::pair<ValueId, size_t>> bound;
-  const auto bind = [&](ValueId id, const Tensor& host) {
-    memory.push_back(copy_to(backend, host));
-    bound.emplace_back(id, memory.size() - 1);
-    return id;
-  };
-  const auto accumulator = [&](const std::string& name, DType dtype, const Shape& shape) {
-    return program.add_accumulator(name, {dtype, shape});
-  };
-  OwnedTensor free(DType::kI32, {pool.num_pages});
-  std::iota(free.get().span<int32_t>().begin(), free.get().span<int32_t>().end(), 0);
-  OwnedTensor state(DType::kI64, {kPoolStates});
-  state.get().span<int64_t>()[kFreePages] = pool.num_pages;
-  const int64_t pool_bytes = pool.num_pages * pool.page_bytes;
-  const ValueId pages_id =
-      bind(accumulator("pages", DType::kU8, {pool_bytes}), OwnedTensor(DType::kU8, {pool_bytes}));
-  const ValueId free_id = bind(accumulator("free", DType::kI32, {pool.num_pages}), free);
-  const ValueId state_id = bind(accumulator("state", DType::kI64, {kPoolStates}), state);
-  std::vector<ValueId> rows_ids, tables, outputs;
-  std::vector<size_t> reloaded;
-  for (size_t i = 0; i < values.size(); ++i) {
-    OwnedTensor count(DType::kI64, {1});
-    *count.get().as<int64_t>() = rows[i];
-    rows_ids.push_back(
-        bind(program.add_input(fmt::format("rows{}", i), {DType::kI64, {1}}), count));
-    const ValueType type{values[i].get().dtype, values[i].get().shape, 0, rows_ids.back()};
-    const ValueId value = bind(program.add_input(fmt::format("value{}", i), type), values[i]);
-    outputs.push_back(bind(program.add_accumulator(fmt::format("reloaded{}", i), type),
-                           OwnedTensor(type.dtype, type.shape)));
-    reloaded.push_back(memory.size() - 1);
-    const Shape slots{most_pages(type, pool)};
-    tables.push_back(bind(accumulator(fmt::format("table{}", i), DType::kI32, slots),
-                          OwnedTensor(DType::kI32, slots)));
-    program.add(make_stash_pages(pool), {value}, {}, {pages_id, free_id, state_id, tables.back()});
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    const ValueType type = program.type(outputs[i]);
-    program.add(make_reload_pages(pool, type), {rows_ids[i]}, {},
-                {outputs[i], pages_id, free_id, state_id, tables[i]});
-  }
-  const Executable run(std::move(program), backend);
-  Bindings bindings = run.make_bindings();
-  for (const auto& [id, at] : bound) bindings.tensors[id] = memory[at];
-  for (int round = 0; round < 2; ++round) run.run(bindings);
-  StashResult result{.free = copy_to_host(backend, memory[1]),
-                     .state = copy_to_host(backend, memory[2])};
-  for (const size_t at : reloaded) result.values.push_back(copy_to_host(backend, memory[at]));
-  return result;
+  StashProgram program(backend, pool);
+  for (size_t i = 0; i < values.size(); ++i) program.add(values[i], rows[i]);
+  return std::move(program).run();
 }
 
 /// Checks that a back end leaves what the host does, where all find room and where some do not.

@@ -7,6 +7,7 @@
 #include "program/compile/quantize_saved.h"
 #include "program/compile/schedule.h"
 #include "program/compile/set_aside.h"
+#include "program/compile/stash_rows.h"
 #include "program/fusion/fuse_gathers.h"
 #include "program/fusion/fuse_producers.h"
 #include "program/fusion/fuse_repeats.h"
@@ -44,6 +45,9 @@ bool where_keeping_all_rounded(const Compilation& c) {
 }
 bool where_split(const Compilation& c) {
   return in_training(c) && c.options.split_weights;
+}
+bool where_stashing(const Compilation& c) {
+  return in_training(c) && c.options.stash.has_value();
 }
 bool where_activations_fuse(const Compilation& c) {
   return c.options.fuse_activations;
@@ -206,6 +210,24 @@ void set_nodes_aside(Compilation& c) {
   });
 }
 
+bool is_named(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::any_of(names,
+                             [&](const std::string& one) { return one == "all" || one == name; });
+}
+
+/// What is offloaded waits in the host's memory.
+void stash_saved_rows(Compilation& c) {
+  Compiled& programs = c.programs;
+  const Program& forward = programs.forward;
+  const RowPlan rows(forward, plan_memory(forward, programs.saved),
+                     find_tellers(forward, c.backend), {});
+  std::vector<ValueId> stashed = choose_stashed(forward, programs.saved, rows, *c.options.stash);
+  std::erase_if(stashed,
+                [&](ValueId id) { return is_named(c.options.offload, forward.value(id).name); });
+  stash_rows(programs.forward, *programs.backward, stashed, *c.options.stash);
+  list_saved(programs);
+}
+
 constexpr Pass kPasses[] = {
     {"fuse_sums", "operators add to their result what a sum would", always, fuse_forward_sums},
     {"join_expert_blocks", "block-sparse products of equal experts become grouped ones", on_devices,
@@ -235,6 +257,8 @@ constexpr Pass kPasses[] = {
     {"join_products", "small products of the same rows, or of one sum, become one", on_devices,
      join_small_products},
     {"schedule", "exchanges begin early, computation hides them", in_training, order_nodes},
+    {"stash_rows", "rows that the device alone counts wait in pages of a pool", where_stashing,
+     stash_saved_rows},
     {"set_aside", "weight gradients that leave most of a GPU idle run beside what follows",
      where_side_lane, set_nodes_aside},
 };
@@ -266,11 +290,9 @@ PassEffect measure(std::string_view pass, std::string_view what, const Compilati
 std::vector<ValueId> choose_offloaded(const Compiled& programs,
                                       const std::vector<std::string>& names) {
   std::vector<ValueId> chosen;
-  const bool all = std::ranges::find(names, "all") != names.end();
   for (const ValueId id : programs.saved) {
     if (!may_wait_elsewhere(programs.forward.type(id))) continue;
-    const std::string& name = programs.forward.value(id).name;
-    if (all || std::ranges::find(names, name) != names.end()) chosen.push_back(id);
+    if (is_named(names, programs.forward.value(id).name)) chosen.push_back(id);
   }
   return chosen;
 }
@@ -278,12 +300,16 @@ std::vector<ValueId> choose_offloaded(const Compiled& programs,
 void check_options(Goal goal, const CompileOptions& options) {
   if (goal == Goal::kTrain) {
     ensure(!options.gradients.outputs.empty(), "a training program without a gradient given");
+    ensure(!options.stash || !options.split_weights,
+           "weights' gradients that are split off would read what was stashed a second time");
     return;
   }
-  ensure(options.gradients.outputs.empty() && options.gradients.inputs.empty() &&
-             options.recompute.empty() && options.offload.empty() && !options.split_weights,
-         "gradients, recomputation, offloading and their split are for training, not to {}",
-         goal_name(goal));
+  ensure(
+      options.gradients.outputs.empty() && options.gradients.inputs.empty() &&
+          options.recompute.empty() && options.offload.empty() && !options.split_weights &&
+          !options.stash,
+      "gradients, recomputation, offloading, stashing and their split are for training, not to {}",
+      goal_name(goal));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "ops/gather.h"
 #include "program/compile/recompute.h"
 #include "program/compile/split_weights.h"
+#include "program/compile/stash_rows.h"
 #include "program/rounding/round_operands.h"
 
 namespace tessera {
@@ -35,6 +36,8 @@ struct CompileOptions {
   /// Saved values of these names, or with "all" every one, get a slab of their own, so that they
   /// can wait elsewhere until they are read. Other names are ignored, and what may not wait there.
   std::vector<std::string> offload = {};
+  /// Where set, other saved values wait in pages of a pool; not with `split_weights`.
+  std::optional<StashRule> stash = std::nullopt;
 };
 
 /// Whether a saved value may be brought elsewhere and back. Numbers of rows are few bytes and stay:

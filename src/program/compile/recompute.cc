@@ -5,7 +5,7 @@
 #include <set>
 
 #include "ops/tallies.h"
-#include "program/import.h"
+#include "program/compile/copy_backward.h"
 
 namespace tessera {
 namespace {
@@ -16,121 +16,48 @@ OperatorPtr repeated(const OperatorPtr& op) {
   return tallies == nullptr ? op : tallies->without_tally();
 }
 
-/// Copies a backward program node by node, putting forward nodes in front of the first use of a
-/// dropped value.
-class Recomputer {
+/// Puts forward nodes in front of the first use of a dropped value.
+class Recomputer final : public BackwardCopier {
  public:
   Recomputer(const Program& forward, const Backward& old, const std::vector<ValueId>& dropped)
-      : forward_(forward),
-        old_(old),
-        dropped_(dropped.begin(), dropped.end()),
-        result_{Program(old.program.name()), {}, {}, {}, {}, {}},
-        importer_(forward, result_) {
+      : BackwardCopier(forward, old), dropped_(dropped.begin(), dropped.end()) {
     for (const Node& node : forward.nodes()) {
       for (const ValueId id : node.outputs) producer_[id] = &node;
     }
-    for (const Link& link : old.saved) forward_of_[link.backward] = link.forward;
-    for (const Link& link : old.bound) forward_of_[link.backward] = link.forward;
   }
 
-  Backward run() {
-    copy_links(old_.grad_outputs, result_.grad_outputs);
-    for (const Node& node : old_.program.nodes()) copy_node(node);
-    copy_links(old_.grad_inputs, result_.grad_inputs);
-    std::vector<ValueId> outputs;
-    for (const ValueId id : old_.program.outputs()) outputs.push_back(translate(id));
-    result_.program.set_outputs(std::move(outputs));
-    return std::move(result_);
-  }
-
- private:
-  void copy_links(const std::vector<Link>& from, std::vector<Link>& to) {
-    for (const Link& link : from) to.push_back({link.forward, translate(link.backward)});
-  }
-
-  /// The new program's value for a value of the old backward program.
-  ValueId translate(ValueId id) {
-    const auto forward_value = forward_of_.find(id);
-    if (forward_value != forward_of_.end()) return obtain(forward_value->second);
-    const auto found = translated_.find(id);
-    if (found != translated_.end()) return found->second;
-    const Value& value = old_.program.value(id);
-    ensure(value.kind != ValueKind::kIntermediate, "recompute: '{}' is used before it is made",
-           value.name);
-    const ValueType type = translate_type(value.type);
-    const ValueId copy = value.kind == ValueKind::kAccumulator
-                             ? add_accumulator(id, value.name, type)
-                             : result_.program.add_input(value.name, type);
-    translated_[id] = copy;
-    return copy;
-  }
-
-  ValueId add_accumulator(ValueId old_id, const std::string& name, const ValueType& type) {
-    const ValueId copy = result_.program.add_accumulator(name, type);
-    for (const Link& link : old_.accumulators) {
-      if (link.backward == old_id) result_.accumulators.push_back({link.forward, copy});
-    }
-    return copy;
-  }
-
-  ValueType translate_type(ValueType type) {
-    if (type.ragged()) type.extent = translate(type.extent.value());
-    return type;
-  }
-
-  /// A forward value in the new program: kept, or computed again.
-  ValueId obtain(ValueId id) {
-    const bool is_intermediate = forward_.value(id).kind == ValueKind::kIntermediate;
-    if (importer_.knows(id) || !is_intermediate || is_kept(id)) return importer_.import(id);
+ protected:
+  /// Kept, or computed again.
+  ValueId obtain(ValueId id) override {
+    const bool is_intermediate = forward().value(id).kind == ValueKind::kIntermediate;
+    if (importer().knows(id) || !is_intermediate || is_kept(id)) return importer().import(id);
     const Node& node = *producer_.at(id);
     require(node.op->recomputable(),
             "recompute: '{}' comes from operator '{}', which may not run twice; keep it",
-            forward_.value(id).name, node.op->name());
+            forward().value(id).name, node.op->name());
     std::vector<ValueId> inputs;
     for (const ValueId input : node.inputs) inputs.push_back(obtain(input));
     std::vector<std::string> names;
-    for (const ValueId output : node.outputs) names.push_back(forward_.value(output).name);
-    const auto outputs = result_.program.add(repeated(node.op), std::move(inputs), names);
+    for (const ValueId output : node.outputs) names.push_back(forward().value(output).name);
+    const auto outputs = program().add(repeated(node.op), std::move(inputs), names);
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (!is_kept(node.outputs[i])) importer_.provide(node.outputs[i], outputs[i]);
+      if (!is_kept(node.outputs[i])) importer().provide(node.outputs[i], outputs[i]);
     }
-    return importer_.import(id);
+    return importer().import(id);
   }
 
+ private:
   /// Kept values: those the old program read and that are not dropped, and what may not be computed
   /// twice.
   bool is_kept(ValueId id) const {
     if (dropped_.contains(id)) return false;
     const bool was_saved =
-        std::ranges::any_of(old_.saved, [&](const Link& link) { return link.forward == id; });
+        std::ranges::any_of(old().saved, [&](const Link& link) { return link.forward == id; });
     return was_saved || !producer_.at(id)->op->recomputable();
   }
 
-  /// Unless it makes what is a value of the forward program.
-  void copy_node(const Node& node) {
-    if (std::ranges::all_of(node.outputs, [&](ValueId id) { return forward_of_.contains(id); }))
-      return;
-    std::vector<ValueId> inputs;
-    for (const ValueId id : node.inputs) inputs.push_back(translate(id));
-    std::vector<ValueId> accumulators;
-    std::vector<std::string> names;
-    for (size_t i = 0; i < node.outputs.size(); ++i) {
-      if (node.op->accumulates(static_cast<int>(i)))
-        accumulators.push_back(translate(node.outputs[i]));
-      names.push_back(old_.program.value(node.outputs[i]).name);
-    }
-    const auto outputs = result_.program.add(node.op, std::move(inputs), names, accumulators);
-    for (size_t i = 0; i < outputs.size(); ++i) translated_[node.outputs[i]] = outputs[i];
-  }
-
-  const Program& forward_;
-  const Backward& old_;
   std::set<ValueId> dropped_;
-  Backward result_;
-  ForwardImporter importer_;
   std::map<ValueId, const Node*> producer_;
-  std::map<ValueId, ValueId> forward_of_;
-  std::map<ValueId, ValueId> translated_;
 };
 
 bool may_run_twice(const Program& program, ValueId id) {

@@ -5,6 +5,7 @@
 
 #include "model/batch/batch_inputs.h"
 #include "model/batch/model_balance.h"
+#include "model/run/stash_pool.h"
 #include "step/build/node_types.h"
 
 namespace tessera {
@@ -153,6 +154,13 @@ void ChunkTasks::add_offloaded(const StepRun& run, Task& task) {
   read(task, offloaded(run.ref.idx, holder, offloads_.contains({run.ref.idx, run.micro_batch})));
 }
 
+void ChunkTasks::add_stash(const StepRun& run, Task& task) {
+  if (placement_ == nullptr || layer_stash(programs_, chunk_, run.ref.idx).most == 0) return;
+  const StashNeed& need = placement_->stash;
+  const int64_t bytes = StashPool::count_bytes(programs_, need, need.planned);
+  update(task, writer_.state("stash", bytes, Home::kDevice, Purpose::kStashed));
+}
+
 Task ChunkTasks::copy(const LayerOffload& offload, bool stores) {
   Task task{.kind = TaskKind::kCopy,
             .action = stores ? TaskAction::kStore : TaskAction::kReload,
@@ -216,6 +224,7 @@ void ChunkTasks::add_layer(const StepRun& run, Task& task) {
   write(task, hidden(input + 1, holder));
   write(task, saved(run));
   add_offloaded(run, task);
+  add_stash(run, task);
   write(task, results(holder));
 }
 
@@ -226,6 +235,7 @@ void ChunkTasks::add_layer_backward(const StepRun& run, Task& task) {
   const bool weights = run.ref.direction == kWeights;
   read(task, saved(run));
   add_offloaded(run, task);
+  add_stash(run, task);
   read(task, hidden(input + 1, holder));
   read(task, gradient(input + 1, holder));
   if (is_mtp(run.ref.idx)) {

@@ -71,6 +71,8 @@ class ChunkTasks {
   BufferId offloaded(int64_t layer, const Holder& holder, bool reloaded);
   BufferId host_copy(int64_t layer, const Holder& holder);
   void add_offloaded(const StepRun& run, Task& task);
+  /// The pages that a layer's runs take, or give back.
+  void add_stash(const StepRun& run, Task& task);
   Task copy(const LayerOffload& offload, bool stores);
 
   bool is_mtp(int64_t layer) const { return layer >= streams_.decoder; }

@@ -125,6 +125,22 @@ int64_t place(std::vector<Slab>& slabs) {
   return total;
 }
 
+/// What is stashed between a layer's forward and its backward run counts in both, since they may be
+/// run in parts, beside others.
+StashNeed find_stash(const StagePrograms& programs, const std::vector<StepRun>& runs) {
+  StashNeed most;
+  StashNeed now;
+  for (const StepRun& run : runs) {
+    if (run.ref.part != ProgramPart::kLayer) continue;
+    const StashNeed own = layer_stash(programs, programs.part.chunks[run.chunk], run.ref.idx);
+    const bool forward = run.ref.direction == PassDirection::kForward;
+    if (forward && run.part.is_first()) now += own;
+    most = larger(most, now);
+    if (!forward && run.part.is_last()) now -= own;
+  }
+  return most;
+}
+
 }  // namespace
 
 SavedPlacement place_saved(const StagePrograms& programs, const std::vector<PipelineStep>& steps) {
@@ -138,6 +154,7 @@ SavedPlacement place_saved(const StagePrograms& programs, const std::vector<Pipe
   placement.host_bytes = place(host_slabs);
   std::vector<Slab> slabs = finder.take();
   placement.num_bytes = place(slabs);
+  placement.stash = find_stash(programs, runs);
   return placement;
 }
 

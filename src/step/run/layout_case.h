@@ -19,6 +19,8 @@ struct LayoutCase {
   GatherFusion gathers = GatherFusion::kAuto;
   bool fuse_activations = false;
   std::vector<std::string> offload = {};
+  /// Rows that the device alone counts wait in pages, of which there are enough for the worst.
+  bool stash = false;
 };
 inline void PrintTo(const LayoutCase& c, std::ostream* out) {
   *out << c.name;

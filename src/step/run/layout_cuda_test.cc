@@ -29,6 +29,10 @@ TEST_P(GpuLayouts, OffloadedValuesGiveTheGradientsOfThoseThatStay) {
   expect_same_step(run_layout(c, DType::kF32, run_gpu_ranks), kept, 0);
 }
 
+TEST_P(GpuLayouts, StashedRowsGiveTheGradientsOfThoseThatStay) {
+  expect_stash_changes_nothing(GetParam(), run_gpu_ranks);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GpuLayouts, ::testing::ValuesIn(model_layouts()),
                          [](const auto& info) { return info.param.name; });
 

@@ -44,6 +44,10 @@ TEST_P(HostLayouts, OffloadedValuesGiveTheBitsOfThoseThatStay) {
   expect_same_step(run_layout(c, DType::kF32, run_host_ranks), kept, 0);
 }
 
+TEST_P(HostLayouts, StashedRowsGiveTheBitsOfThoseThatStay) {
+  expect_stash_changes_nothing(GetParam(), run_host_ranks);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, HostLayouts, ::testing::ValuesIn(share_of_cases(model_layouts(), 0)),
                          [](const auto& info) { return info.param.name; });
 

@@ -73,12 +73,14 @@ class LayoutStep {
     fill_adapters(*parameters_);
     experts_ = make_expert_states(config_, backend.device());
     SavedPolicy policy{.offload = {.entries = parse_offload(c.offload)}};
+    if (c.stash) policy.stash = StashPolicy{.factor = 1, .page_rows = 1};
     if (c.recompute) policy.recompute = parse_recompute({"all"});
     BatchShape shape = tiny_shape(kSequences, kLength, dtype);
     shape.trains = true;
     model_ = std::make_unique<TrainingModel>(config_, shape, policy, backend, std::move(part));
     model_->place(place_saved(model_->programs(), steps));
     model_->bind(*parameters_, experts_);
+    if (StashPool* const pool = model_->stash()) pool->grow(model_->placement().stash.most);
     plan_ = build_step({.programs = model_->programs(),
                         .parameters = *parameters_,
                         .pipeline = place,
@@ -198,6 +200,17 @@ inline void expect_same_step(const StepResult& found, const StepResult& expected
     }
     EXPECT_LE(error, tolerance * std::max(largest(gradient), 1e-3F * most)) << name;
   }
+}
+
+/// What waited in pages comes back as it was. Layouts whose weights' gradients are apart have none.
+inline void expect_stash_changes_nothing(LayoutCase c, const RunLayoutRanks& run_ranks) {
+  ParallelSpec parallel;
+  c.spread(parallel);
+  if (parallel.split_weights) return;
+  c.gathers = GatherFusion::kNever;
+  const StepResult kept = run_layout(c, DType::kF32, run_ranks);
+  c.stash = true;
+  expect_same_step(run_layout(c, DType::kF32, run_ranks), kept, 0);
 }
 
 /// The model of `c` on one rank.

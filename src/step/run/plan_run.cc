@@ -195,6 +195,7 @@ void PlanRun::publish(ChunkRun& run) {
 void PlanRun::collect() {
   if (!knows_results_ || is_observed()) device().synchronize();
   for (ChunkRun* run : published_) result_ += run->collect();
+  if (StashPool* const stash = parts_.model.stash()) result_.missing_pages = stash->missing();
 }
 
 void PlanRun::collect_losses() {

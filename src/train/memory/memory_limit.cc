@@ -40,7 +40,7 @@ std::optional<MemoryLimit> given_limit(const TrainSettings& train) {
 
 bool chooses_for_device(const TrainSettings& train, const Backend& backend) {
   return train.memory_limit == kDeviceLimit && !backend.is_host() && train.recompute.empty() &&
-         train.offload.empty();
+         train.offload.empty() && !train.stashes();
 }
 
 MemoryLimit limit_of_device(const std::string& device, int64_t device_bytes, int64_t num_here) {

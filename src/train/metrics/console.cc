@@ -97,6 +97,8 @@ std::string troubles(const StepRecord& record) {
     text += fmt::format("{}{} head{} clipped", kGap, heads, heads == 1 ? "" : "s");
   if (record.skipped_steps > 0)
     text += fmt::format("{}{} skipped so far", kGap, record.skipped_steps);
+  if (const int64_t repeated = record.repeated_steps.value_or(0); repeated > 0)
+    text += fmt::format("{}{} repeated so far", kGap, repeated);
   if (!record.is_finite()) text += fmt::format("{}not finite", kGap);
   return text;
 }
@@ -161,6 +163,7 @@ void Console::step(const StepRecord& record) {
         coloured(format_step(columns_, record), kRed, terminal.colour && !record.is_finite()));
   }
   skipped_steps_ = record.skipped_steps;
+  repeated_steps_ = record.repeated_steps.value_or(0);
 }
 
 void Console::validation(const ValidationRecord& record, bool is_best) {
@@ -169,7 +172,8 @@ void Console::validation(const ValidationRecord& record, bool is_best) {
 }
 
 bool Console::wants_line(const StepRecord& record) const {
-  const bool trouble = !record.is_finite() || record.skipped_steps > skipped_steps_;
+  const bool trouble = !record.is_finite() || record.skipped_steps > skipped_steps_ ||
+                       record.repeated_steps.value_or(0) > repeated_steps_;
   return trouble || record.step % every_ == 0 || record.step == 1 ||
          record.step == record.total_steps;
 }

@@ -55,6 +55,7 @@ class Console {
   ProgressBar bar_;
   int64_t every_;
   int64_t skipped_steps_ = 0;
+  int64_t repeated_steps_ = 0;
   std::vector<ConsoleColumn> columns_;
 };
 

@@ -70,8 +70,10 @@ TEST(FormatStep, SaysTroubleInWords) {
   EXPECT_THAT(format_step(columns, record), Not(HasSubstr("skipped")));
   record.dropped_tokens = 12;
   record.skipped_steps = 2;
+  record.repeated_steps = 3;
   record.loss = std::nan("");
-  EXPECT_THAT(format_step(columns, record), EndsWith("12 dropped  2 skipped so far  not finite"));
+  EXPECT_THAT(format_step(columns, record),
+              EndsWith("12 dropped  2 skipped so far  3 repeated so far  not finite"));
   record.grad_norm = std::numeric_limits<double>::infinity();
   EXPECT_THAT(format_step(columns, record), HasSubstr("inf"));
 }
@@ -127,6 +129,20 @@ TEST(Console, AlwaysShowsASkippedStep) {
   const auto lines = lines_of(out.str());
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_THAT(lines[2], HasSubstr("5/100"));
+}
+
+TEST(Console, AlwaysShowsARepeatedStep) {
+  SyntheticRun run{100, 2};
+  std::ostringstream out;
+  Console console(out, {.every = 1000, .terminal = {}});
+  for (int64_t step = 1; step <= 9; ++step) {
+    StepRecord record = run.step(step);
+    record.repeated_steps = step >= 5 ? 1 : 0;
+    console.step(record);
+  }
+  const auto lines = lines_of(out.str());
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_THAT(lines[2], HasSubstr("1 repeated so far"));
 }
 
 TEST(Console, KeepsALiveBarUnderTheLinesOfATerminal) {

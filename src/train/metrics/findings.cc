@@ -88,6 +88,14 @@ void nonfinite_findings(const RunHistory& history, std::vector<Finding>& finding
         {Severity::kWarning, fmt::format("{} skipped because of numbers that were not finite.",
                                          plural(static_cast<double>(skipped), "update"))});
   }
+  const int64_t repeated = history.steps().back().repeated_steps.value_or(0);
+  if (repeated > 0) {
+    findings.push_back(
+        {Severity::kWarning,
+         fmt::format("{} done again since more rows came to a rank's experts than train.stash had "
+                     "room for; a larger train.stash_factor avoids that.",
+                     plural(static_cast<double>(repeated), "step"))});
+  }
 }
 
 void zero_gradient_finding(const RunHistory& history, std::vector<Finding>& findings) {

@@ -221,6 +221,7 @@ StepRecord read_step(const LineReader& line) {
   record.memory_predicted = line.integer("memory_predicted");
   record.dropped_tokens = line.integer("dropped_tokens");
   record.skipped_steps = line.integer("skipped_steps");
+  record.repeated_steps = line.optional_integer("repeated_steps");
   record.eta_seconds = line.number("eta_seconds");
   record.expert_load = line.loads();
   record.saturated = line.optional_number("saturated");
@@ -319,6 +320,7 @@ std::string to_json_line(const StepRecord& record) {
   line.integer("memory_predicted", record.memory_predicted);
   line.integer("dropped_tokens", record.dropped_tokens);
   line.integer("skipped_steps", record.skipped_steps);
+  if (record.repeated_steps) line.integer("repeated_steps", *record.repeated_steps);
   line.number("eta_seconds", record.eta_seconds);
   line.loads(record.expert_load);
   line.number("saturated", record.saturated);

@@ -52,6 +52,7 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
     record.host_seconds = 3e-5;
     record.dropped_tokens = 5;
     record.skipped_steps = 2;
+    record.repeated_steps = 4;
     const Lines lines = read_text(to_json_line(record) + '\n');
     ASSERT_EQ(lines.steps.size(), 1U);
     // Two records are the same where all that is written of them is.
@@ -62,6 +63,7 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
     EXPECT_EQ(lines.steps[0].mtp_loss, record.mtp_loss);
     EXPECT_EQ(lines.steps[0].max_logit, record.max_logit);
     EXPECT_EQ(lines.steps[0].clipped_heads, record.clipped_heads);
+    EXPECT_EQ(lines.steps[0].repeated_steps, record.repeated_steps);
     EXPECT_EQ(lines.steps[0].host_seconds, record.host_seconds);
     EXPECT_EQ(lines.steps[0].balance_loss, record.balance_loss);
     ASSERT_EQ(lines.steps[0].expert_load.size(), static_cast<size_t>(layers));
@@ -145,6 +147,7 @@ TEST(Jsonl, NamesEveryFieldOfAStep) {
   EXPECT_FALSE(json.contains("mtp_loss"));
   EXPECT_FALSE(json.contains("max_logit"));
   EXPECT_FALSE(json.contains("clipped_heads"));
+  EXPECT_FALSE(json.contains("repeated_steps"));
   EXPECT_FALSE(json.contains("host_seconds"));
 }
 

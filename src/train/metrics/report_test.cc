@@ -161,6 +161,7 @@ TEST(Findings, CountDropsSkipsAndNumbersThatAreNotFinite) {
     record.dropped_tokens = step % 10 == 0 ? 7 : 0;
     if (step == 12 || step == 13) record.loss = std::nan("");
     record.skipped_steps = step >= 13 ? 2 : 0;
+    record.repeated_steps = step >= 13 ? 3 : 0;
     history.add(record);
   }
   const auto findings = find_findings(history);
@@ -169,6 +170,7 @@ TEST(Findings, CountDropsSkipsAndNumbersThatAreNotFinite) {
                                          "30 steps; 7 in the last step")));
   EXPECT_THAT(findings, Contains(finding(Severity::kBad, "not finite in 2 steps: step 12, 13.")));
   EXPECT_THAT(findings, Contains(finding(Severity::kWarning, "2 updates skipped")));
+  EXPECT_THAT(findings, Contains(finding(Severity::kWarning, "3 steps done again")));
   EXPECT_TRUE(
       std::is_sorted(findings.begin(), findings.end(),
                      [](const Finding& a, const Finding& b) { return a.severity > b.severity; }));

@@ -78,6 +78,8 @@ struct StepRecord {
   int64_t memory_predicted = 0;  ///< bytes; 0: no prediction
   int64_t dropped_tokens = 0;    ///< assignments that capacity cut off in this step
   int64_t skipped_steps = 0;  ///< updates left out so far because loss or gradient was not finite
+  /// Where rows are stashed: steps that were done again so far, since some rank had no room.
+  std::optional<int64_t> repeated_steps;
   double eta_seconds = 0.0;
   std::vector<ExpertLoad>
       expert_load;                  ///< one entry a MoE layer; empty: dense model or not recorded

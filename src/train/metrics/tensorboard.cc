@@ -160,6 +160,8 @@ std::vector<Scalar> step_scalars(const StepRecord& record) {
   add("train/max_logit", record.max_logit);
   if (record.clipped_heads)
     scalars.push_back({"train/clipped_heads", static_cast<double>(*record.clipped_heads)});
+  if (record.repeated_steps)
+    scalars.push_back({"train/repeated_steps", static_cast<double>(*record.repeated_steps)});
   add("experts/balance_loss", record.balance_loss);
   add("experts/z_loss", record.z_loss);
   add("speed/utilisation", record.utilisation);

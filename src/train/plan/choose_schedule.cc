@@ -33,7 +33,8 @@ std::optional<Hardware> find_hardware(const Settings& settings, const Backend& b
 }
 
 bool may_choose_memory(const TrainSettings& train) {
-  return train.recompute.empty() && train.offload.empty() && train.memory_limit != "none";
+  return train.recompute.empty() && train.offload.empty() && !train.stashes() &&
+         train.memory_limit != "none";
 }
 
 /// Simulates steps of either schedule.

@@ -161,7 +161,8 @@ class Search {
   }
 
   bool may_choose() const {
-    return space_.may_set("train.recompute") && space_.may_set("train.offload");
+    return space_.may_set("train.recompute") && space_.may_set("train.offload") &&
+           !space_.base.train.stashes();
   }
 
   /// The first stage, the last, and where stages have different numbers of layers the second, which

@@ -63,6 +63,8 @@ void validate_training(const Settings& settings) {
          "the order of passes depends on their number; leave it out");
   refuse(!settings.train.offload.empty(), "train.offload",
          "copies are planned for a number of micro-batches; leave it out");
+  refuse(settings.train.stashes(), "train.stash",
+         "pages are planned for a number of micro-batches; set train.stash = \"none\"");
   refuse(settings.shard.release_gradients, "optim.release_gradients",
          "all micro-batches of a step would be held at once; leave it out");
   refuse(settings.train.precision == Precision::kFp8, "train.precision = \"fp8\"",

@@ -49,8 +49,11 @@ void validate_data(const DataSettings& data) {
 }  // namespace
 
 SavedPolicy TrainSettings::saved_policy() const {
-  return {.recompute = parse_recompute(recompute),
-          .offload = {.entries = parse_offload(offload), .link_bytes = offload_rate * 1e9}};
+  SavedPolicy policy = {
+      .recompute = parse_recompute(recompute),
+      .offload = {.entries = parse_offload(offload), .link_bytes = offload_rate * 1e9}};
+  if (stashes()) policy.stash = StashPolicy{.factor = stash_factor, .page_rows = stash_page};
+  return policy;
 }
 
 ProductPrecision Settings::products() const {
@@ -335,6 +338,24 @@ void validate_schedule(const Settings& settings) {
   refuse(!train.offload.empty(), "train.offload");
 }
 
+/// What reads what a layer kept more than once, or uses gradients before a step is known to be
+/// whole.
+void validate_stash(const Settings& settings) {
+  const TrainSettings& train = settings.train;
+  if (!train.stashes()) return;
+  const auto refuse = [](bool wrong, std::string_view key, std::string_view why) {
+    require(!wrong, "train.stash = \"auto\" does not go together with {}: {}", key, why);
+  };
+  refuse(settings.parallel.split_weights, "parallel.split_weights",
+         "weights' gradients would read once more what came back from the stash; leave one out");
+  refuse(settings.shard.release_gradients, "optim.release_gradients",
+         "layers would be updated before it is known that all rows found room; leave one out");
+  refuse(train.parse_memory_limit().has_value(),
+         fmt::format("train.memory_limit = \"{}\"", train.memory_limit),
+         "what a limit would have recomputed or offloaded is chosen of values that are kept in "
+         "place; name values in train.recompute or train.offload instead");
+}
+
 void validate_gradients(const Settings& settings) {
   if (settings.shard.gradients == DType::kF32) return;
   require(
@@ -454,6 +475,7 @@ void validate(const Settings& settings) {
   validate_indexer(settings);
   validate_compression(settings);
   validate_schedule(settings);
+  validate_stash(settings);
   validate_gradients(settings);
   validate_contexts(settings);
   require(settings.schedule.warmup_steps <= train.steps,

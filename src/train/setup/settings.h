@@ -98,6 +98,12 @@ inline constexpr std::string_view kAsBuilt = "as_built";
 /// The train.hardware that is the device's own.
 inline constexpr std::string_view kDeviceHardware = "auto";
 
+/// Where rows that came to experts wait for the backward pass, whose number the device alone knows.
+enum class StashMode : uint8_t {
+  kNone,  ///< each layer and micro-batch has memory for the worst routing
+  kAuto,  ///< in pages that all of them share
+};
+
 struct TrainSettings {
   Objective objective = Objective::kNextToken;
   int64_t steps = 1000;
@@ -105,8 +111,11 @@ struct TrainSettings {
   int64_t global_batch = 8;  ///< sequences of a step
   Precision precision = Precision::kF32;
   std::vector<std::string> recompute;
-  std::vector<std::string> offload;        ///< see parse_offload
-  double offload_rate = 50;                ///< GB/s to the host's memory, and as many back
+  std::vector<std::string> offload;  ///< see parse_offload
+  double offload_rate = 50;          ///< GB/s to the host's memory, and as many back
+  StashMode stash = StashMode::kNone;
+  double stash_factor = StashPolicy().factor;
+  int64_t stash_page = StashPolicy().page_rows;
   std::string memory_limit{kDeviceLimit};  ///< or "none", or as parse_byte_size
   std::string schedule{kAsBuilt};          ///< see step_schedule.h
   std::string hardware{kDeviceHardware};   ///< what train.schedule = "auto" simulates steps on
@@ -116,6 +125,7 @@ struct TrainSettings {
   int64_t validation_batches = 20;
 
   DType dtype() const { return precision == Precision::kF32 ? DType::kF32 : DType::kBF16; }
+  bool stashes() const { return stash != StashMode::kNone; }
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
   /// Throws UserError for entries of `recompute` or `offload` that are none.
   SavedPolicy saved_policy() const;

@@ -141,6 +141,18 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
              "GB/s that the way to the host's memory carries, each way at once; copies are planned "
              "with it",
              above(0));
+  schema.add_enum(
+      "train.stash", &train.stash, {{"none", StashMode::kNone}, {"auto", StashMode::kAuto}},
+      "Where rows that came to experts wait for the backward pass if the host does not learn their "
+      "number (parallel.exchange): none: in memory for the worst routing, of each layer and "
+      "micro-batch; auto: in pages that all share, in memory for train.stash_factor");
+  schema.add("train.stash_factor", &train.stash_factor,
+             "Memory of train.stash, as a multiple of what balanced routing needs; a step that "
+             "needs more is done again with more",
+             between(1, kMaxStashFactor));
+  schema.add("train.stash_page", &train.stash_page,
+             "Rows of hidden states that are as many bytes as a page of train.stash",
+             between(1, kMaxStashPage));
   schema.add(
       "train.memory_limit", &train.memory_limit,
       "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "

@@ -136,6 +136,34 @@ TEST_F(SeveralGpus, OtherExchangesGiveTheBitsOfExactOnes) {
   }
 }
 
+/// Rows that wait in pages, also such that find no room at first, whose steps are done again;
+/// recorded and not.
+TEST_F(SeveralGpus, StashedRowsGiveTheBitsOfMemoryForTheWorst) {
+  Settings own = settings("stashed");
+  own.model.moe.fuse_gather = GatherFusion::kNever;
+  own.model.moe.num_experts = 8;
+  own.train.stash_page = 1;
+  for (const ExchangeSizes exchange : {ExchangeSizes::kBounded, ExchangeSizes::kDirect}) {
+    for (const DispatcherRequest dispatcher :
+         {DispatcherRequest::kAllToAll, DispatcherRequest::kDeduplicated}) {
+      auto layout = data_parallel(2, {}, 2);
+      layout.parallel.dispatcher = dispatcher;
+      layout.parallel.exchange = exchange;
+      own.train.stash = StashMode::kNone;
+      const testing::RunEnd kept = testing::run_steps(own, layout, 4, false, choose_gpu);
+      own.train.stash = StashMode::kAuto;
+      for (const GraphMode graphs : {GraphMode::kAuto, GraphMode::kOff}) {
+        for (const double factor : {1.0, 1.6}) {
+          own.run.cuda_graphs = graphs;
+          own.train.stash_factor = factor;
+          testing::expect_same_end(testing::run_steps(own, layout, 4, false, choose_gpu), kept);
+        }
+      }
+      own.run.cuda_graphs = GraphMode::kAuto;
+    }
+  }
+}
+
 /// A checkpoint of several GPUs continues on one, and on the host.
 TEST_F(SeveralGpus, CheckpointsMoveToOtherDevices) {
   const auto full = data_parallel(2, {.scope = ShardScope::kFull});

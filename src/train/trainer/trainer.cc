@@ -285,13 +285,18 @@ class Trainer::Step final : public StepHost {
  public:
   Step(Trainer& trainer, const UpdateObserver& observer) : trainer_(trainer), observer_(observer) {}
 
-  void begin() override { scales_ = trainer_.fetch(outcome_); }
+  /// A step that is done again has the same micro-batches.
+  void begin() override {
+    if (!repeats_) scales_ = trainer_.fetch(outcome_);
+    repeats_ = false;
+  }
   const MicroBatch& micro_batch(int64_t idx) override {
     return trainer_.feed_->current().views.at(idx);
   }
   const LossScales& scales() override { return scales_; }
 
   bool share(const MicroBatchResult& own) override {
+    if (lacks_room(own)) return false;
     const auto num_micro_batches = static_cast<double>(trainer_.num_batches_of_all());
     outcome_.loss = own.loss;
     if (outcome_.mtp_labels > 0)
@@ -323,19 +328,43 @@ class Trainer::Step final : public StepHost {
   }
 
   void end(const StepResult& update) override {
+    if (repeats_) {
+      ++outcome_.repeats;
+      return trainer_.enlarge_stash(missing_pages_);
+    }
     outcome_.update = update;
     if (outcome_.skipped()) outcome_.clipped_heads = 0;
     trainer_.finish_step(outcome_);
   }
 
+  /// Whether it changed nothing, and is to be done again.
+  bool repeats() const { return repeats_; }
   const StepOutcome& outcome() const { return outcome_; }
 
  private:
+  /// Whether some rank's rows found no room, so that no gradient is right.
+  bool lacks_room(const MicroBatchResult& own) {
+    if (!trainer_.settings_.train.stashes()) return false;
+    missing_pages_ = own.missing_pages;
+    repeats_ = trainer_.agree(missing_pages_) > 0;
+    return repeats_;
+  }
+
   Trainer& trainer_;
   const UpdateObserver& observer_;
   LossScales scales_;
   StepOutcome outcome_;
+  int64_t missing_pages_ = 0;  // on this rank
+  bool repeats_ = false;
 };
+
+/// All ranks that came to a step's end do, whether they lack pages or not.
+void Trainer::enlarge_stash(int64_t missing_pages) {
+  ++num_repeats_;
+  together(*layout_.world, [&] {
+    if (missing_pages > 0) model_->stash()->grow(missing_pages);
+  });
+}
 
 void Trainer::finish_step(const StepOutcome& outcome) {
   refuse_nonfinite(outcome);
@@ -358,7 +387,9 @@ StepOutcome Trainer::step(const StepObservers& observers, const UpdateObserver& 
     const bool is_planned = count == layout_.num_micro_batches;
     RecordedSteps& steps = is_planned ? *steps_ : *plan_count(count).steps;
     Step step(*this, update_observer);
-    steps.run(step, observers);
+    do {
+      steps.run(step, observers);
+    } while (step.repeats());
     return step.outcome();
   });
 }

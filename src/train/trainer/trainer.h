@@ -37,6 +37,8 @@ struct StepOutcome {
   int64_t num_tokens = 0;
   int64_t mtp_labels = 0;  ///< valid ones of multi-token prediction
   int64_t dropped = 0;
+  /// Times that it was done again since the stash had no room (train.stash), on any rank.
+  int64_t repeats = 0;
   double max_logit = 0;       ///< with QK clip: as StepRecord's
   int64_t clipped_heads = 0;  ///< likewise
   /// By layer, where scales are delayed.
@@ -98,6 +100,8 @@ class Trainer {
   int64_t fewest_batches() const;
   /// What this rank does in each step.
   const StepPlan& plan() const { return plan_; }
+  /// StepOutcome::repeats of all steps so far.
+  int64_t num_repeats() const { return num_repeats_; }
   /// Steps whose micro-batches had been read and left for the GPU before they began.
   int64_t num_read_ahead() const { return steps_->num_read_ahead(); }
   /// Mean validation loss, or NaN where no data is held out.
@@ -152,6 +156,7 @@ class Trainer {
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
   void clip_heads(std::vector<float> max_logits, StepOutcome& outcome);
+  void enlarge_stash(int64_t missing_pages);
   void refuse_nonfinite(const StepOutcome& outcome) const;
   void finish_step(const StepOutcome& outcome);
   SavedRun describe_run(const std::string& config_toml) const;
@@ -182,6 +187,7 @@ class Trainer {
   std::vector<LayerTally> tallies_;  // of the step, all ranks'
   DataIdentity data_identity_;       // rank 0's has the fingerprint
   double batch_flops_ = 0;           // of a micro-batch
+  int64_t num_repeats_ = 0;
 };
 
 }  // namespace tessera
