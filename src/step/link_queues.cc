@@ -16,10 +16,12 @@ constexpr double kUnknown = -1;
 
 std::vector<LinkQueues::Transfer*> LinkQueues::State::find_heads(std::vector<ExchangeTime>& times) {
   std::vector<Transfer*> heads;
-  for (std::deque<Transfer>& queue : queues) {
-    if (queue.empty()) continue;
-    heads.push_back(&queue.front());
-    double& begin = times[queue.front().number].begin;
+  for (Transfer& transfer : waiting) {
+    const bool is_behind = std::ranges::any_of(
+        heads, [&](const Transfer* head) { return head->queue == transfer.queue; });
+    if (is_behind) continue;
+    heads.push_back(&transfer);
+    double& begin = times[transfer.number].begin;
     if (begin < 0) begin = now;
   }
   return heads;
@@ -42,22 +44,21 @@ void LinkQueues::State::advance(double until, std::vector<ExchangeTime>& times) 
     if (one_ends && head->left * sharers(*head) <= first) times[head->number].end = now;
     head->left -= passed / sharers(*head);
   }
-  for (std::deque<Transfer>& queue : queues) {
-    if (!queue.empty() && times[queue.front().number].end >= 0) queue.pop_front();
-  }
+  if (one_ends)
+    std::erase_if(waiting, [&](const Transfer& one) { return times[one.number].end >= 0; });
 }
 
 size_t LinkQueues::add_queue() {
-  state_.queues.emplace_back();
-  return state_.queues.size() - 1;
+  return num_queues_++;
 }
 
 size_t LinkQueues::start(size_t queue, LinkKind link, double now, double seconds) {
+  ensure(queue < num_queues_, "link queues: there is no queue {}", queue);
   ensure(now >= state_.now, "link queues: an exchange starts at {}, before {}", now, state_.now);
   while (state_.now < now) state_.advance(now, times_);
   const size_t number = times_.size();
   times_.push_back({.came = now, .begin = kUnknown, .end = kUnknown});
-  state_.queues.at(queue).push_back({.number = number, .link = link, .left = seconds});
+  state_.waiting.push_back({.number = number, .queue = queue, .link = link, .left = seconds});
   return number;
 }
 
@@ -65,14 +66,9 @@ ExchangeTime LinkQueues::find(size_t number) const {
   if (times_.at(number).end >= 0) return times_[number];
   // What is under way is at the end of the list, but for few.
   State state = state_;
-  size_t first = number;
-  for (const std::deque<Transfer>& queue : state.queues) {
-    if (!queue.empty()) first = std::min(first, queue.front().number);
-  }
+  const size_t first = state.waiting.front().number;
   std::vector<ExchangeTime> times(times_.begin() + static_cast<ptrdiff_t>(first), times_.end());
-  for (std::deque<Transfer>& queue : state.queues) {
-    for (Transfer& transfer : queue) transfer.number -= first;
-  }
+  for (Transfer& transfer : state.waiting) transfer.number -= first;
   while (times[number - first].end < 0) state.advance(kNever, times);
   return times[number - first];
 }

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 namespace tessera {
@@ -33,12 +32,13 @@ class LinkQueues {
  private:
   struct Transfer {
     size_t number = 0;
+    size_t queue = 0;
     LinkKind link = LinkKind::kOwn;
     double left = 0;  ///< seconds with the link to itself
   };
   struct State {
     double now = 0;
-    std::vector<std::deque<Transfer>> queues;
+    std::vector<Transfer> waiting;  ///< and under way, in the order in which they were started
 
     /// Goes on to `until`, but not beyond the end of a transfer; what ended is told in `times`.
     void advance(double until, std::vector<ExchangeTime>& times);
@@ -48,6 +48,7 @@ class LinkQueues {
   };
 
   State state_;
+  size_t num_queues_ = 0;
   std::vector<ExchangeTime> times_;  ///< by number; begin and end are negative until they are known
 };
 
