@@ -22,4 +22,18 @@ ValueId ForwardImporter::import(ValueId id) {
   return imported;
 }
 
+std::vector<ValueId> copy_node(Program& to, const Program& from, const Node& node,
+                               const std::function<ValueId(ValueId)>& translate) {
+  std::vector<ValueId> inputs;
+  for (const ValueId id : node.inputs) inputs.push_back(translate(id));
+  std::vector<ValueId> accumulators;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    if (node.op->accumulates(static_cast<int>(i)))
+      accumulators.push_back(translate(node.outputs[i]));
+    names.push_back(from.value(node.outputs[i]).name);
+  }
+  return to.add(node.op, std::move(inputs), names, accumulators);
+}
+
 }  // namespace tessera

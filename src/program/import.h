@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <map>
+#include <vector>
 
 #include "program/differentiate.h"
 
@@ -26,5 +28,10 @@ class ForwardImporter {
   Backward& backward_;
   std::map<ValueId, ValueId> known_;
 };
+
+/// Adds a node of program `from` to `to`, of the values there that `translate` gives for its inputs
+/// and for what it accumulates into. Returns its outputs, named as in `from`.
+std::vector<ValueId> copy_node(Program& to, const Program& from, const Node& node,
+                               const std::function<ValueId(ValueId)>& translate);
 
 }  // namespace tessera

@@ -62,16 +62,8 @@ ValueType BackwardCopier::translate_type(ValueType type) {
 void BackwardCopier::copy_node(const Node& node) {
   if (std::ranges::all_of(node.outputs, [&](ValueId id) { return forward_of_.contains(id); }))
     return;
-  std::vector<ValueId> inputs;
-  for (const ValueId id : node.inputs) inputs.push_back(translate(id));
-  std::vector<ValueId> accumulators;
-  std::vector<std::string> names;
-  for (size_t i = 0; i < node.outputs.size(); ++i) {
-    if (node.op->accumulates(static_cast<int>(i)))
-      accumulators.push_back(translate(node.outputs[i]));
-    names.push_back(old_.program.value(node.outputs[i]).name);
-  }
-  const auto outputs = result_.program.add(node.op, std::move(inputs), names, accumulators);
+  const auto outputs = tessera::copy_node(result_.program, old_.program, node,
+                                          [this](ValueId id) { return translate(id); });
   for (size_t i = 0; i < outputs.size(); ++i) translated_[node.outputs[i]] = outputs[i];
 }
 

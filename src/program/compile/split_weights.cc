@@ -4,6 +4,7 @@
 #include <map>
 
 #include "program/dependencies.h"
+#include "program/import.h"
 
 namespace tessera {
 namespace {
@@ -53,16 +54,8 @@ class PartBuilder {
   }
 
   void add(const Node& node) {
-    std::vector<ValueId> inputs;
-    for (const ValueId id : node.inputs) inputs.push_back(translate(id));
-    std::vector<ValueId> accumulators;
-    std::vector<std::string> names;
-    for (size_t i = 0; i < node.outputs.size(); ++i) {
-      if (node.op->accumulates(static_cast<int>(i)))
-        accumulators.push_back(translate(node.outputs[i]));
-      names.push_back(whole_.program.value(node.outputs[i]).name);
-    }
-    const auto outputs = part_.program.add(node.op, std::move(inputs), names, accumulators);
+    const auto outputs = copy_node(part_.program, whole_.program, node,
+                                   [this](ValueId id) { return translate(id); });
     for (size_t i = 0; i < outputs.size(); ++i) translated_[node.outputs[i]] = outputs[i];
   }
 
