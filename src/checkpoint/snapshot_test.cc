@@ -7,22 +7,19 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/testing.h"
 #include "core/error.h"
+#include "core/testing/host_like_device.h"
 
 namespace tessera {
 namespace {
 
 /// A device whose copies on lanes are made when they are joined, and whose host lets at most some
 /// bytes be pinned at a time.
-class PinningDevice final : public Device {
+class PinningDevice final : public testing::HostLikeDevice {
  public:
   explicit PinningDevice(int64_t most_pinned) : most_pinned_(most_pinned) {}
 
   std::string name() const override { return "pinning"; }
   bool is_host() const override { return false; }
-  std::byte* allocate(int64_t num_bytes) override { return host_device().allocate(num_bytes); }
-  void release(std::byte* data, int64_t num_bytes) noexcept override {
-    host_device().release(data, num_bytes);
-  }
   std::byte* allocate_shared(int64_t num_bytes) override {
     if (pinned_ + num_bytes > most_pinned_) return nullptr;
     pinned_ += num_bytes;
@@ -33,17 +30,7 @@ class PinningDevice final : public Device {
     pinned_ -= num_bytes;
     release(data, num_bytes);
   }
-  void copy(void* to, const void* from, int64_t num_bytes) override {
-    host_device().copy(to, from, num_bytes);
-  }
-  void zero(void* data, int64_t num_bytes) override { host_device().zero(data, num_bytes); }
-  void synchronize() override {}
   std::unique_ptr<CopyLane> make_copy_lane() override { return std::make_unique<Lane>(); }
-  Mark mark() override { return host_device().mark(); }
-  void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
-    host_device().when_known(begin, end, std::move(use));
-  }
-  int64_t used_bytes() const override { return 0; }
 
   int64_t pinned() const { return pinned_; }
   int64_t most_seen() const { return most_seen_; }

@@ -103,11 +103,11 @@ std::vector<float> list_roundings(const RoundingHistory& history) {
   return all;
 }
 
-RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save,
-                 const DeviceChooser& choose) {
+std::vector<float> run_ranks(Settings settings, const NamedLayout& layout,
+                             const DeviceChooser& choose,
+                             const std::function<void(Trainer&, int64_t rank)>& use) {
   settings.parallel = layout.parallel;
   settings.shard = layout.shard;
-  RunEnd end;
   WholeTensors whole;
   std::mutex mutex;
   run_thread_world(layout.num_ranks, [&](World& world) {
@@ -115,20 +115,32 @@ RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bo
     TrainingData data = open_training_data(own);
     Trainer trainer(own, std::move(data), world, choose);
     trainer.resume("");
-    while (trainer.position().step < steps) {
-      const double loss = trainer.step().loss;
-      if (world.rank() == 0) end.losses.push_back(loss);
-    }
-    if (save) trainer.save("");
+    use(trainer, world.rank());
     trainer.state().wait_weights();
     const std::scoped_lock lock(mutex);
     gather_parts(trainer.state().owned_model(), whole);
-    const std::vector<float> roundings = list_roundings(trainer.state().roundings());
-    if (end.roundings.empty()) end.roundings = roundings;
-    EXPECT_EQ(end.roundings, roundings) << "rank " << world.rank();
   });
+  std::vector<float> weights;
   for (const auto& [name, tensor] : whole)
-    end.weights.insert(end.weights.end(), tensor.values.begin(), tensor.values.end());
+    weights.insert(weights.end(), tensor.values.begin(), tensor.values.end());
+  return weights;
+}
+
+RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save,
+                 const DeviceChooser& choose) {
+  RunEnd end;
+  std::mutex mutex;
+  end.weights = run_ranks(std::move(settings), layout, choose, [&](Trainer& trainer, int64_t rank) {
+    while (trainer.position().step < steps) {
+      const double loss = trainer.step().loss;
+      if (rank == 0) end.losses.push_back(loss);
+    }
+    if (save) trainer.save("");
+    const std::vector<float> roundings = list_roundings(trainer.state().roundings());
+    const std::scoped_lock lock(mutex);
+    if (end.roundings.empty()) end.roundings = roundings;
+    EXPECT_EQ(end.roundings, roundings) << "rank " << rank;
+  });
   return end;
 }
 

@@ -1,12 +1,17 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "model/weights/rounding_history.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/settings.h"
+
+namespace tessera {
+class Trainer;
+}  // namespace tessera
 
 namespace tessera::testing {
 
@@ -38,6 +43,12 @@ struct RunEnd {
 };
 
 std::vector<float> list_roundings(const RoundingHistory& history);
+
+/// Opens the run in settings.run.folder on that layout, ranks being threads, lets each use its
+/// trainer, and returns all parameters, whole, by name.
+std::vector<float> run_ranks(Settings settings, const NamedLayout& layout,
+                             const DeviceChooser& choose,
+                             const std::function<void(Trainer&, int64_t rank)>& use);
 
 /// Continues the run in settings.run.folder (or starts it) up to `steps` steps on that layout,
 /// ranks being threads; saves at the end where `save`.

@@ -5,6 +5,7 @@
 
 #include "core/out_of_memory.h"
 #include "core/testing/case_share.h"
+#include "core/testing/host_like_device.h"
 #include "ops/registry/cpu_kernels.h"
 #include "train/memory/planned_rank.h"
 #include "train/setup/size_check.h"
@@ -160,27 +161,12 @@ TEST(RecordedOffload, GivesTheBitsOfTheHost) {
 }
 
 /// The host, whose memory cannot be pinned.
-class Unpinnable final : public Device {
+class Unpinnable final : public testing::HostLikeDevice {
  public:
   std::string name() const override { return "a test"; }
-  bool is_host() const override { return true; }
-  std::byte* allocate(int64_t num_bytes) override { return host_device().allocate(num_bytes); }
-  void release(std::byte* data, int64_t num_bytes) noexcept override {
-    host_device().release(data, num_bytes);
-  }
   std::byte* allocate_shared(int64_t num_bytes) override {
     return num_bytes > kMost ? nullptr : allocate(num_bytes);
   }
-  void copy(void* to, const void* from, int64_t num_bytes) override {
-    host_device().copy(to, from, num_bytes);
-  }
-  void zero(void* data, int64_t num_bytes) override { host_device().zero(data, num_bytes); }
-  void synchronize() override {}
-  Mark mark() override { return host_device().mark(); }
-  void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
-    host_device().when_known(begin, end, std::move(use));
-  }
-  int64_t used_bytes() const override { return host_device().used_bytes(); }
 
  private:
   static constexpr int64_t kMost = 1 << 15;  // scalars and the like

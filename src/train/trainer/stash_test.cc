@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <mutex>
 
-#include "comm/thread/thread_world.h"
 #include "core/host_tensor.h"
 #include "core/testing/case_share.h"
+#include "core/testing/host_like_device.h"
 #include "ops/registry/cpu_kernels.h"
 #include "step/check_plan.h"
 #include "step/step_memory.h"
@@ -105,18 +105,11 @@ void zero_routers(ModelState& state) {
   for (const NamedSlice& share : state.owned_model()) zero_if_router(share.name, share.tensor);
 }
 
-StashedRun run_stashed(Settings settings, const NamedLayout& layout, int64_t steps,
+StashedRun run_stashed(const Settings& settings, const NamedLayout& layout, int64_t steps,
                        const DeviceChooser& choose = choose_host, const RunChange& change = {}) {
-  settings.parallel = layout.parallel;
-  settings.shard = layout.shard;
   StashedRun run;
-  WholeTensors whole;
   std::mutex mutex;
-  run_thread_world(layout.num_ranks, [&](World& world) {
-    Settings own = settings;
-    TrainingData data = open_training_data(own);
-    Trainer trainer(own, std::move(data), world, choose);
-    trainer.resume("");
+  const auto use = [&](Trainer& trainer, int64_t rank) {
     if (change.zero_routers) zero_routers(trainer.state());
     const StashPool* const pool = trainer.model().stash();
     const int64_t planned = pool == nullptr ? 0 : trainer.model().placement().stash.planned;
@@ -125,21 +118,18 @@ StashedRun run_stashed(Settings settings, const NamedLayout& layout, int64_t ste
       if (change.validates) trainer.validate();
       const StepOutcome outcome = trainer.step();
       repeats.push_back(outcome.repeats);
-      if (world.rank() == 0) run.end.losses.push_back(outcome.loss);
+      if (rank == 0) run.end.losses.push_back(outcome.loss);
     }
-    trainer.state().wait_weights();
     const std::scoped_lock lock(mutex);
-    gather_parts(trainer.state().owned_model(), whole);
     if (pool != nullptr) {
       run.pages += pool->num_pages();
       run.grown_pages += pool->num_pages() - planned;
       EXPECT_LE(pool->num_pages(), trainer.model().placement().stash.most);
     }
     if (run.repeats.empty()) run.repeats = repeats;
-    EXPECT_EQ(run.repeats, repeats) << "rank " << world.rank();
-  });
-  for (const auto& [name, tensor] : whole)
-    run.end.weights.insert(run.end.weights.end(), tensor.values.begin(), tensor.values.end());
+    EXPECT_EQ(run.repeats, repeats) << "rank " << rank;
+  };
+  run.end.weights = testing::run_ranks(settings, layout, choose, use);
   return run;
 }
 
@@ -348,16 +338,11 @@ TEST(StashPrograms, StashBehindTheLastUseAndReloadBeforeTheFirst) {
 }
 
 /// The host, of whose pages some are there and no more.
-class ScarceDevice final : public Device {
+class ScarceDevice final : public testing::HostLikeDevice {
  public:
   explicit ScarceDevice(int64_t num_bytes) : free_(num_bytes) {}
 
   std::string name() const override { return "scarce"; }
-  bool is_host() const override { return true; }
-  std::byte* allocate(int64_t num_bytes) override { return host_device().allocate(num_bytes); }
-  void release(std::byte* data, int64_t num_bytes) noexcept override {
-    host_device().release(data, num_bytes);
-  }
   int64_t page_bytes() const override { return 4096; }
   std::byte* reserve(int64_t num_bytes) override { return allocate(num_bytes); }
   bool commit(std::byte* /*pages*/, int64_t num_bytes) override {
@@ -368,16 +353,6 @@ class ScarceDevice final : public Device {
   void release_reserved(std::byte* data, int64_t num_bytes) noexcept override {
     release(data, num_bytes);
   }
-  void copy(void* to, const void* from, int64_t num_bytes) override {
-    host_device().copy(to, from, num_bytes);
-  }
-  void zero(void* data, int64_t num_bytes) override { host_device().zero(data, num_bytes); }
-  void synchronize() override {}
-  Mark mark() override { return host_device().mark(); }
-  void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
-    host_device().when_known(begin, end, std::move(use));
-  }
-  int64_t used_bytes() const override { return host_device().used_bytes(); }
 
  private:
   int64_t free_;
