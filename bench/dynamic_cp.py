@@ -95,7 +95,7 @@ def simulate(program, folder, name):
 def train(program, folder, keys, ranks):
     run = pathlib.Path(tempfile.mkdtemp(dir=folder))
     arguments = [program, "train", "--ranks", str(ranks), "--model.init_deviation=0.02", *keys, f"--run.folder={run}",
-                 "--run.resume=never", "--run.checkpoint_interval=0", "--run.device=cpu", "--run.report=false"]
+                 "--run.resume=never", "--run.save=false", "--run.device=cpu", "--run.report=false"]
     run_checked(arguments)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     steps = [line for line in map(json.loads, lines) if line.get("type") == "step"]

@@ -93,7 +93,7 @@ def measure(options, name, hardware, environment, folder):
     with tempfile.TemporaryDirectory(dir=folder) as run:
         call([options.program, "train", "--ranks", str(options.ranks), "--run.device=cpu", *arguments, f"--run.folder={run}/run",
               f"--data.text={folder / 'text.txt'}", f"--data.cache={folder / 'tokens'}", f"--train.steps={options.steps}",
-              "--train.validation_interval=0", "--data.validation_fraction=0", "--run.checkpoint_interval=0", "--run.report=false",
+              "--train.validation_interval=0", "--data.validation_fraction=0", "--run.save=false", "--run.report=false",
               "--run.tensorboard=false"], environment)
         lines = map(json.loads, (pathlib.Path(run) / "run" / "metrics.jsonl").read_text().splitlines())
         seconds = [line["step_seconds"] for line in lines if line.get("type") == "step"]

@@ -126,7 +126,7 @@ def train_arguments(options, folder, device, micro_batch, global_batch):
     """Of a training that is only to be timed."""
     return [f"--run.device={device}", "--ranks", str(options.ranks), f"--data.text={folder / 'text.txt'}", f"--data.cache={folder / 'tokens'}",
             f"--train.micro_batch={micro_batch}", f"--train.global_batch={global_batch}", f"--train.steps={options.steps}",
-            "--train.validation_interval=0", "--data.validation_fraction=0", "--run.checkpoint_interval=0", "--run.resume=never",
+            "--train.validation_interval=0", "--data.validation_fraction=0", "--run.save=false", "--run.resume=never",
             "--run.report=false", "--run.tensorboard=false", "--run.log_interval=1"]
 
 

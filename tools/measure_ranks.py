@@ -55,7 +55,7 @@ def main():
                   f"--data.cache={scratch}/tokens", "--data.sequence_length=512",
                   "--train.micro_batch=1", f"--train.global_batch={options.ranks}",
                   "--train.validation_interval=0", "--data.validation_fraction=0",
-                  "--run.checkpoint_interval=0", "--run.report=false", "--run.tensorboard=false",
+                  "--run.save=false", "--run.report=false", "--run.tensorboard=false",
                   "--run.log_interval=1"]
         ranks = ["--ranks", str(options.ranks), f"--parallel.ep={options.ranks}"]
         names = {"1 rank": [], f"{options.ranks} ranks": ranks}

@@ -91,6 +91,19 @@ void stop_and_continue(const Arguments& arguments, int signal) {
   EXPECT_THAT(continued.out, HasSubstr("continuing after step "));
 }
 
+TEST_F(CliTrain, NothingIsSavedWithoutRunSave) {
+  succeed(train("run", {"--train.steps=6", "--run.checkpoint_interval=2", "--run.save=false"}));
+  EXPECT_EQ(read_steps("run").size(), 6);
+  EXPECT_FALSE(std::filesystem::exists(path("run") + "/checkpoints"));
+  ChildProcess child(train("stopped", {"--train.steps=100000", "--run.save=false"}));
+  ASSERT_NE(child.read_line_with("  5/"), "");
+  child.send(SIGINT);
+  const Finished stopped = child.wait();
+  EXPECT_EQ(stopped.code, 0) << stopped.err;
+  EXPECT_THAT(stopped.out, HasSubstr("nothing is saved, since run.save is false"));
+  EXPECT_FALSE(std::filesystem::exists(path("stopped") + "/checkpoints"));
+}
+
 TEST_F(CliTrain, SignalsSaveAndTheSameCommandContinues) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const std::string run = "run" + std::to_string(signal);

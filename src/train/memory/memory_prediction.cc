@@ -45,7 +45,7 @@ std::string describe_overhead(const DeviceOverhead& overhead) {
 int64_t snapshot_bytes(const Settings& settings, const RunLayout& layout) {
   const RunSettings& run = settings.run;
   const bool saves_between_steps =
-      run.checkpoint_interval > 0 && run.checkpoint_interval < settings.train.steps;
+      run.save && run.checkpoint_interval > 0 && run.checkpoint_interval < settings.train.steps;
   if (!run.background_save || !saves_between_steps) return 0;
   return ModelState::count_saved_bytes(settings, layout);
 }

@@ -181,6 +181,8 @@ void RunKeeper::rescue() {
   const std::string& target = texts[1];
   const int64_t step = trainer_.position().step;
   if (step == 0) user_error("{}; no step had been done", loss);
+  if (!trainer_.settings().run.save)
+    user_error("{}; nothing is saved, since run.save is false", loss);
   try {
     trainer_.save(config_toml_, target);
     together(world, [&] {
@@ -202,7 +204,7 @@ void RunKeeper::give_up() {
   require_folder();  // a lost one explains it
   drop_save();
   const int64_t step = trainer_.position().step;
-  if (step == 0) user_error("{}", failure);
+  if (step == 0 || !trainer_.settings().run.save) user_error("{}", failure);
   try {
     trainer_.save(config_toml_);
   } catch (const CommError&) {

@@ -1,5 +1,7 @@
 #include "train/run/stop_signal.h"
 
+#include <fmt/format.h>
+
 #include <atomic>
 
 namespace tessera {
@@ -47,6 +49,12 @@ StopSignal::~StopSignal() {
 
 int StopSignal::received() const {
   return g_received;
+}
+
+std::string describe_stop(int64_t signal, int64_t step, bool saved) {
+  return fmt::format(
+      "stopped by signal {} after step {}; {}", signal, step,
+      saved ? "the same command continues" : "nothing is saved, since run.save is false");
 }
 
 }  // namespace tessera

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <csignal>
+#include <cstdint>
+#include <string>
 
 namespace tessera {
 
@@ -24,5 +26,8 @@ class StopSignal {
   struct sigaction old_user_ {};
   struct sigaction old_hangup_ {};
 };
+
+/// What a run that a signal stopped says: whether anything is `saved`.
+std::string describe_stop(int64_t signal, int64_t step, bool saved);
 
 }  // namespace tessera

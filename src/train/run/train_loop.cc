@@ -134,14 +134,13 @@ class TrainLoop {
     end_training(stop == 0 ? RunEnd::kDone : RunEnd::kStopped);
     show_traffic();
     if (stop == 0) return;
-    note(fmt::format("stopped by signal {} after step {}; the same command continues", stop,
-                     trainer_.position().step));
+    note(describe_stop(stop, trainer_.position().step, settings_.run.save));
   }
 
   void end_training(RunEnd how) {
     if (how == RunEnd::kDone) {
       finish();
-    } else {
+    } else if (settings_.run.save) {
       saver_.save_now();
     }
     if (keeper_.look_again() == RunEvent::kSaveAgain) save_again();
@@ -242,7 +241,8 @@ class TrainLoop {
     note_zero_gradient(outcome);
     const int64_t step = trainer_.position().step;
     if (is_due(settings_.train.validation_interval)) record.validation_loss = validate();
-    if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps)
+    if (settings_.run.save && is_due(settings_.run.checkpoint_interval) &&
+        step < settings_.train.steps)
       saver_.save_between_steps();
     if (trainer_.copies_to_peers() && is_due(settings_.peer.interval) &&
         step < settings_.train.steps)
@@ -256,7 +256,7 @@ class TrainLoop {
 
   void finish() {
     if (validated_step_ != trainer_.position().step) validate();
-    if (recorder_.first_step() < settings_.train.steps) saver_.save_now();
+    if (settings_.run.save && recorder_.first_step() < settings_.train.steps) saver_.save_now();
     if (trainer_.data().files.size() > 1) {
       note(trainer_.data().describe_samples(trainer_.position().step));
     }

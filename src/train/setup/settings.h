@@ -47,6 +47,7 @@ struct RunSettings {
   DeviceChoice device = DeviceChoice::kAuto;
   GraphMode cuda_graphs = GraphMode::kAuto;
   ResumeMode resume = ResumeMode::kAuto;
+  bool save = true;
   int64_t checkpoint_interval = 500;
   /// Whether training goes on while a checkpoint is written.
   bool background_save = true;

@@ -33,6 +33,8 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
                    {"required", ResumeMode::kRequired}},
                   "Continue from the newest checkpoint of the folder: where there is one, never, "
                   "or in any case");
+  schema.add("run.save", &run.save,
+             "Save checkpoints; false: none at all, to see how fast a configuration trains");
   schema.add("run.checkpoint_interval", &run.checkpoint_interval,
              "Steps between checkpoints; 0: only at the end", between(0, kMaxSteps));
   schema.add("run.background_save", &run.background_save,

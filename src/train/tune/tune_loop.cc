@@ -18,10 +18,9 @@ void run_tuned_steps(TrainingRun& run, int64_t interval, const std::function<Tun
     trainer.give_batches(std::move(step.batches));
     run.step(std::move(step.numbers));
   }
-  if (!run.is_done()) {
-    run.note(fmt::format("stopped by signal {} after step {}; the same command continues",
-                         signal.received(), trainer.position().step));
-  }
+  if (!run.is_done())
+    run.note(
+        describe_stop(signal.received(), trainer.position().step, trainer.settings().run.save));
   run.end();
   const std::filesystem::path report = run.report_path();
   if (!report.empty()) out << "report: " << report.string() << "\n";
