@@ -73,14 +73,6 @@ std::vector<int> assign_devices(const Settings& settings, World& world) {
   return std::move(assignment.indices);
 }
 
-/// What no run on GPUs has proved against one without it is not offered there.
-void check_proved(const Settings& settings) {
-  require(
-      !settings.train.stashes(),
-      "train.stash = \"auto\" is for ranks on CPUs so far: on GPUs it has not been compared with "
-      "memory for the worst routing; set it to \"none\", or run.device = \"cpu\"");
-}
-
 void check_host(const Settings& settings) {
   require(settings.run.cuda_graphs != GraphMode::kOn,
           "run.cuda_graphs = \"on\" needs a GPU, but this run computes on the CPU; leave it at "
@@ -101,13 +93,11 @@ void check_device(const Settings& settings, int64_t num_ranks) {
   check_gpu(kGpu);
   if (num_ranks == 1) return;
   check_several(num_ranks);
-  check_proved(settings);
 }
 
 void check_devices(const Settings& settings, World& world) {
-  const bool asks = settings.run.device == DeviceChoice::kCuda;
-  if (world.size() == 1 || (!asks && !settings.train.stashes())) return;
-  if (!assign_devices(settings, world).empty()) check_proved(settings);
+  if (settings.run.device == DeviceChoice::kCuda && world.size() > 1)
+    assign_devices(settings, world);
 }
 
 Backend choose_backend(const Settings& settings) {

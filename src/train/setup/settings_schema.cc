@@ -147,9 +147,7 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
       "train.stash", &train.stash, {{"none", StashMode::kNone}, {"auto", StashMode::kAuto}},
       "Where rows that came to experts wait for the backward pass if the host does not learn their "
       "number (parallel.exchange): none: in memory for the worst routing, of each layer and "
-      "micro-batch; auto: in pages that all share, in memory for train.stash_factor (on CPUs; "
-      "several "
-      "GPUs refuse it so far)");
+      "micro-batch; auto: in pages that all share, in memory for train.stash_factor");
   schema.add("train.stash_factor", &train.stash_factor,
              "Memory of train.stash, as a multiple of what balanced routing needs; a step that "
              "needs more is done again with more",
