@@ -150,9 +150,10 @@ class DeduplicatedPhases final : public DispatchPhases {
                           : send_counted(program_, hop.spec, sent.counts, x, name);
     };
     const std::string name = hop.reach == PlanReach::kNodes ? "node" : "arrived";
-    return {.rows = send(packed.rows, name + "_rows"),
-            .probs = send(packed.probs, name + "_probs"),
-            .expert_idx = send(packed.expert_idx, name + "_experts")};
+    // The layout by expert is found while the rows are under way.
+    const ValueId expert_idx = send(packed.expert_idx, name + "_experts");
+    const ValueId probs = send(packed.probs, name + "_probs");
+    return {.rows = send(packed.rows, name + "_rows"), .probs = probs, .expert_idx = expert_idx};
   }
 
   ValueId come_back(const DispatchSpec& spec, const SentRows& sent, ValueId rows) {

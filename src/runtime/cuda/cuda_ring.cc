@@ -142,12 +142,33 @@ void CudaRing::all_gather(const RowMove& move, std::span<const int64_t> rows,
   launch_ring_all_to_all(view_, in_words(gathering, view_.size), stream);
 }
 
+void CudaRing::all_to_all(const RowMove& move, std::span<const int64_t> send_rows,
+                          std::span<const int64_t> receive_rows, cudaStream_t stream) const {
+  RingAllToAll exchange{.from = move.in.data, .to = move.out.data, .row_bytes = row_bytes(move.in)};
+  std::ranges::copy(send_rows, exchange.send_rows);
+  std::ranges::copy(receive_rows, exchange.receive_rows);
+  launch_ring_all_to_all(view_, in_words(exchange, view_.size), stream);
+}
+
 void CudaRing::all_to_all(const RowMove& move, const Tensor& send_rows, const Tensor& receive_rows,
                           cudaStream_t stream) const {
   launch_ring_all_to_all(view_,
                          {.from = move.in.data,
                           .to = move.out.data,
                           .row_bytes = row_bytes(move.in),
+                          .device_send_rows = send_rows.as<int64_t>(),
+                          .device_receive_rows = receive_rows.as<int64_t>()},
+                         stream);
+}
+
+void CudaRing::all_to_all(const GatheredRows& rows, const Tensor& send_rows,
+                          const Tensor& receive_rows, cudaStream_t stream) const {
+  launch_ring_all_to_all(view_,
+                         {.from = rows.from.data,
+                          .to = rows.to.data,
+                          .row_bytes = row_bytes(rows.from),
+                          .source = rows.source.as<int32_t>(),
+                          .choices = static_cast<int>(rows.choices),
                           .device_send_rows = send_rows.as<int64_t>(),
                           .device_receive_rows = receive_rows.as<int64_t>()},
                          stream);

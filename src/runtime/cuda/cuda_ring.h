@@ -29,8 +29,12 @@ class CudaRing {
   // Exchanges as Communicator has them (comm/communicator.h), given to `stream`.
 
   void all_gather(const RowMove& move, std::span<const int64_t> rows, cudaStream_t stream) const;
+  void all_to_all(const RowMove& move, std::span<const int64_t> send_rows,
+                  std::span<const int64_t> receive_rows, cudaStream_t stream) const;
   /// I64 [size] counts on the device.
   void all_to_all(const RowMove& move, const Tensor& send_rows, const Tensor& receive_rows,
+                  cudaStream_t stream) const;
+  void all_to_all(const GatheredRows& rows, const Tensor& send_rows, const Tensor& receive_rows,
                   cudaStream_t stream) const;
   /// Of BF16 or F32, here and below; sums are in F32, in the order of the ranks.
   void reduce_scatter(const Tensor& in, const Tensor& out, std::span<const int64_t> rows,

@@ -8,12 +8,14 @@
 /// Exchanges between GPUs that address one another's memory, as kernels: what a rank sends to
 /// another goes through a ring of chunks in the other's memory, written by the sender's SMs and
 /// taken out by the receiver's, both in one kernel. A ring has many channels, each of which a warp
-/// fills and another empties, so that the time that a chunk takes to be seen is hidden by others.
-/// No size needs to be known to the host.
+/// fills and another empties, so that the time that a chunk takes to be seen is hidden by others. A
+/// warp of its own tells of chunks that are there: the fence before it waits for all that is under
+/// way between the GPUs. No size needs to be known to the host.
 namespace tessera::cuda {
 
 inline constexpr int kMaxRingRanks = 16;
 inline constexpr int kRingBlocks = 16;
+inline constexpr int kOwnBlocks = 8;  ///< beside them, for what a rank has for itself
 inline constexpr int kRingWarps = 8;  ///< of a block that send, and as many that receive
 inline constexpr int kRingChannels = kRingBlocks * kRingWarps;
 inline constexpr int kRingSlots = 4;  ///< chunks of a channel that may wait to be taken
@@ -55,12 +57,15 @@ constexpr size_t ring_count_bytes(int num_ranks) {
 /// send_rows[i] rows of `from` to rank i and receive_rows[i] from it, each in the order of the
 /// ranks without gaps. Counts are those here or, where the pointers are not null, on the device.
 /// Where it `gathers`, every rank gets the same rows of `from`, which may be this rank's place of
-/// `to`.
+/// `to`. With `source`, in the device's memory, row i of those that are sent is row source[i] /
+/// choices of `from`, or zeros where source[i] is negative; rows are of whole vectors then.
 struct RingAllToAll {
   const void* from = nullptr;
   void* to = nullptr;
   int64_t row_bytes = 0;
   bool gathers = false;
+  const int32_t* source = nullptr;
+  int choices = 1;
   int64_t send_rows[kMaxRingRanks] = {};
   int64_t receive_rows[kMaxRingRanks] = {};
   const int64_t* device_send_rows = nullptr;

@@ -157,6 +157,70 @@ TEST_P(CudaRings, RowsBeyondTheRoomOfTheRing) {
   run([](const Place& place) { check_all_to_all(place, 4096, 2500, true); });
 }
 
+/// Rows that are gathered as they are sent, some of no token.
+void check_gathered(const Place& place, int64_t row_bytes, int64_t tokens, int64_t most) {
+  constexpr int kChoices = 3;
+  const std::vector<Counts> rows = draw_rows(place.size(), most, row_bytes + tokens);
+  // Which row is sent as number i to another rank: all know.
+  const auto token_of = [&](int64_t from, int64_t to, int64_t i) {
+    const int64_t draw = (i * 7 + from * 3 + to * 5) % (tokens + 1);
+    return draw == tokens ? int64_t{-1} : draw;
+  };
+  const auto byte_of = [&](int64_t from, int64_t token, int64_t i) {
+    return token < 0 ? uint8_t{0} : sent_byte(from, 0, token * row_bytes + i, 0);
+  };
+  std::vector<uint8_t> in;
+  for (int64_t i = 0; i < tokens * row_bytes; ++i) in.push_back(sent_byte(place.rank(), 0, i, 0));
+  std::vector<int32_t> source;
+  std::vector<uint8_t> expected;
+  Counts receive;
+  for (int64_t other = 0; other < place.size(); ++other) {
+    for (int64_t i = 0; i < rows[place.rank()][other]; ++i) {
+      const int64_t token = token_of(place.rank(), other, i);
+      source.push_back(static_cast<int32_t>(token < 0 ? -1 : token * kChoices + i % kChoices));
+    }
+    receive.push_back(rows[other][place.rank()]);
+    for (int64_t i = 0; i < receive.back(); ++i) {
+      for (int64_t b = 0; b < row_bytes; ++b)
+        expected.push_back(byte_of(other, token_of(other, place.rank(), i), b));
+    }
+  }
+  const OwnedTensor from = bytes_on(place.device, in);
+  const OwnedTensor to = bytes_on(place.device, std::vector<uint8_t>(expected.size(), 0xee));
+  const OwnedTensor map(DType::kI32, {std::ssize(source)}, "source", place.device);
+  {
+    const HostTensor host(map, HostTensor::Access::kWrite);
+    std::ranges::copy(source, host.get().as<int32_t>());
+    host.store();
+  }
+  RingAllToAll exchange{.from = from.get().data,
+                        .to = to.get().data,
+                        .row_bytes = row_bytes,
+                        .source = map.get().as<int32_t>(),
+                        .choices = kChoices};
+  std::ranges::copy(rows[place.rank()], exchange.send_rows);
+  std::ranges::copy(receive, exchange.receive_rows);
+  place.device.synchronize();
+  place.group.barrier();
+  launch_ring_all_to_all(place.ring.view(), exchange, place.device.stream());
+  place.device.synchronize();
+  place.group.barrier();
+  EXPECT_EQ(bytes_of(to), expected) << row_bytes << " bytes a row";
+}
+
+TEST_P(CudaRings, GatheredRowsReachTheirRanks) {
+  run([](const Place& place) {
+    check_gathered(place, 16, 50, 900);
+    check_gathered(place, 1024, 40, 700);
+    check_gathered(place, 4096, 300, 1500);
+    check_gathered(place, 14336, 60, 200);
+  });
+}
+
+TEST_P(CudaRings, TinyGatheredRows) {
+  run([](const Place& place) { check_gathered(place, 1040, 3, 5); });
+}
+
 Bf16 summand(int64_t rank, int64_t i) {
   return Bf16(static_cast<float>((i * 37 + rank * 101) % 509) / 7.0F - 30.0F);
 }

@@ -18,8 +18,8 @@ namespace {
 
 using Rows = std::span<const int64_t>;
 
-/// Up to so many bytes from a rank to all others NCCL is behind the ring, with more it is before it
-/// (bench/comm_cuda_bench.cc). Compared with sizes that all ranks know.
+/// Two GPUs are faster by the ring with any number of bytes. Of more, up to so many bytes from a
+/// rank to all others (bench/comm_cuda_bench.cc). Compared with sizes that all ranks know.
 constexpr int64_t kMostByRing = int64_t{24} << 20;
 
 /// BF16 values that a reduction receives from each other rank at a time.
@@ -84,6 +84,8 @@ class NcclCommunicator final : public Communicator {
   Pending do_all_to_all_moves(RowMoves moves, Rows send_rows, Rows receive_rows) override;
   Pending do_all_to_all_moves(RowMoves moves, const Tensor& send_rows,
                               const Tensor& receive_rows) override;
+  Pending do_all_to_all_gathered(const GatheredRows& rows, const Tensor& send_rows,
+                                 const Tensor& receive_rows) override;
   Pending do_send(const Tensor& tensor, int64_t to) override;
   Pending do_receive(const Tensor& tensor, int64_t from) override;
   Pending do_broadcast(const Tensor& tensor, int64_t root) override;
@@ -92,9 +94,10 @@ class NcclCommunicator final : public Communicator {
   ncclComm_t comm() { return all_.channel().comm(); }
   cudaStream_t stream() { return all_.channel().stream(); }
   size_t own() const { return rank(); }
-  /// Whether NCCL is behind, for so many bytes for each other rank at most.
+  /// Whether NCCL is behind with any number of bytes, or for so many for each other rank at most.
+  bool goes_by_ring() const { return ring_ != nullptr && size() == 2; }
   bool goes_by_ring(int64_t bytes) const {
-    return ring_ != nullptr && bytes <= kMostByRing / (size() - 1);
+    return goes_by_ring() || (ring_ != nullptr && bytes <= kMostByRing / (size() - 1));
   }
   /// NCCL does not sum BF16 in F32, so the alternative is an exchange and another kernel.
   bool sums_by_ring(DType dtype, int64_t bytes) const {
@@ -346,6 +349,10 @@ Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out, R
 Pending NcclCommunicator::do_all_to_all_moves(RowMoves moves, Rows send_rows, Rows receive_rows) {
   if (moves[0].in.device == nullptr) return host_->all_to_all_v(moves, send_rows, receive_rows);
   return start(CommKind::kAllToAll, [&] {
+    if (goes_by_ring()) {
+      for (const RowMove& move : moves) ring_->all_to_all(move, send_rows, receive_rows, stream());
+      return;
+    }
     for (const RowMove& move : moves) copy_own_rows(move, send_rows, receive_rows);
     together([&] {
       for (const RowMove& move : moves) swap_rows(move, send_rows, receive_rows);
@@ -358,6 +365,12 @@ Pending NcclCommunicator::do_all_to_all_moves(RowMoves moves, const Tensor& send
   return start(CommKind::kAllToAll, [&] {
     for (const RowMove& move : moves) ring_->all_to_all(move, send_rows, receive_rows, stream());
   });
+}
+
+Pending NcclCommunicator::do_all_to_all_gathered(const GatheredRows& rows, const Tensor& send_rows,
+                                                 const Tensor& receive_rows) {
+  return start(CommKind::kAllToAll,
+               [&] { ring_->all_to_all(rows, send_rows, receive_rows, stream()); });
 }
 
 Pending NcclCommunicator::do_send(const Tensor& tensor, int64_t to) {

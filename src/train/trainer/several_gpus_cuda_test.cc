@@ -115,12 +115,15 @@ TEST_F(SeveralGpus, RepeatAndContinueBitwise) {
 }
 
 /// Tokens that travel with padding, or whose numbers the GPUs alone know, dropless and with a
-/// capacity: no bit differs.
+/// capacity, and rows so wide that they are permuted as they are sent: no bit differs.
 TEST_F(SeveralGpus, OtherExchangesGiveTheBitsOfExactOnes) {
-  for (const double capacity : {0.0, 1.25}) {
-    SCOPED_TRACE(fmt::format("capacity {}", capacity));
+  const int64_t narrow = settings("exchanged").model.hidden_size;
+  for (const auto& [capacity, width] :
+       {std::pair(0.0, narrow), std::pair(1.25, narrow), std::pair(0.0, int64_t{256})}) {
+    SCOPED_TRACE(fmt::format("capacity {}, width {}", capacity, width));
     Settings own = settings("exchanged");
     own.model.moe.capacity_factor = capacity;
+    own.model.hidden_size = width;
     for (const DispatcherRequest dispatcher :
          {DispatcherRequest::kAllToAll, DispatcherRequest::kDeduplicated}) {
       const auto run = [&](ExchangeSizes exchange) {
