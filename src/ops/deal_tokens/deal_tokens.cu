@@ -12,11 +12,11 @@ struct DealtPlace {
   uint32_t ring;
   uint32_t rank_tokens;  // of all rows
 
-  explicit DealtPlace(const Zigzag& deal)
-      : row_length(static_cast<uint32_t>(deal.row_length)),
-        chunk_length(static_cast<uint32_t>(deal.row_length / (2 * deal.ring))),
-        ring(static_cast<uint32_t>(deal.ring)),
-        rank_tokens(static_cast<uint32_t>(deal.tokens_per_rank())) {}
+  explicit DealtPlace(const DealtRows& rows)
+      : row_length(static_cast<uint32_t>(rows.row_length)),
+        chunk_length(static_cast<uint32_t>(rows.row_length / (2 * rows.ring))),
+        ring(static_cast<uint32_t>(rows.ring)),
+        rank_tokens(static_cast<uint32_t>(rows.num_rows * rows.row_length / rows.ring)) {}
 
   __device__ __forceinline__ int64_t of(uint32_t token) const {
     const uint32_t row = row_length.quotient(token);
@@ -56,9 +56,9 @@ struct DealMap {
 template <typename W, bool kDeals>
 void launch(const DealtRows& rows, cudaStream_t stream) {
   const int64_t words = rows.token_bytes / static_cast<int64_t>(sizeof(W));
-  launch_map(DealMap<W, kDeals>{DealtPlace(rows.deal), static_cast<const W*>(rows.from),
+  launch_map(DealMap<W, kDeals>{DealtPlace(rows), static_cast<const W*>(rows.from),
                                 static_cast<W*>(rows.to), words},
-             RowCount{rows.deal.num_tokens()}, words, stream);
+             RowCount{rows.num_rows * rows.row_length}, words, stream);
 }
 
 template <bool kDeals>

@@ -19,7 +19,9 @@ void move_tokens(const Op& op, const Args<Op>& args) {
   const Tensor& y = args.out(Op::kY);
   if (x.num_bytes() == 0) return;
   if (op.deal().ring == 1) return copy_on_gpu(x, y, cuda::stream_of(args));
-  kLaunch({.deal = op.deal(),
+  kLaunch({.num_rows = op.deal().num_rows,
+           .row_length = op.deal().row_length,
+           .ring = op.deal().ring,
            .token_bytes = x.num_bytes() / op.deal().num_tokens(),
            .from = x.data,
            .to = y.data},

@@ -2,13 +2,16 @@
 
 #include <cuda_runtime.h>
 
-#include "core/zigzag.h"
+#include <cstdint>
 
 namespace tessera::cuda {
 
-/// Rows of fewer than 2^31 tokens, of an even number of bytes each.
+/// Rows of `row_length` tokens that a ring of several ranks shares, fewer than 2^31 in all, of an
+/// even number of bytes each.
 struct DealtRows {
-  Zigzag deal;
+  int64_t num_rows;
+  int64_t row_length;
+  int64_t ring;
   int64_t token_bytes;
   const void* from;
   void* to;
