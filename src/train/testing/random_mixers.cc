@@ -6,6 +6,10 @@ namespace tessera::testing {
 
 namespace {
 
+/// A norm of what a layer or a head gives makes rounding errors of small rows as large as the rows:
+/// with an epsilon of its usual size a few steps of so small a model tell layouts apart.
+constexpr double kEpsilonBehind = 0.05;
+
 /// Layers that hand a state from token to token go with context parallelism, not with attention's
 /// exchange of heads over the ranks of tensor parallelism.
 bool allows_states(const ParallelSpec& parallel) {
@@ -38,9 +42,10 @@ void draw_delta(Draw& draw, RandomLayout& result) {
   model.delta = {.kind = is_kimi ? DeltaKind::kKimi : DeltaKind::kGated,
                  .num_key_heads = is_kimi ? heads : draw_shared_heads(draw, parallel.layout, heads),
                  .num_value_heads = heads * (is_kimi ? 1 : 1 + draw.upto(2)),
-                 .key_size = 3 + draw.upto(4),
+                 .key_size = 12 + draw.upto(4),  // shorter ones, made unit vectors, turn far
                  .value_size = 3 + draw.upto(4),
                  .conv_size = 1 + draw.upto(4)};
+  if (!model.delta_layers.empty()) model.norm_eps = kEpsilonBehind;
 }
 
 void draw_mamba(Draw& draw, RandomLayout& result) {
@@ -65,10 +70,6 @@ void draw_mamba(Draw& draw, RandomLayout& result) {
                  .conv_bias = draw.chance(2),
                  .proj_bias = draw.chance(2)};
 }
-
-/// A norm of what a layer gives makes rounding errors of small rows as large as the rows: with an
-/// epsilon of its usual size a few steps of so small a model tell layouts apart.
-constexpr double kEpsilonBehind = 0.05;
 
 void draw_mixed(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
