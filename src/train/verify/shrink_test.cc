@@ -38,7 +38,8 @@ TEST(Shrink, KeepsEveryPresetsKindsOfLayers) {
     const Settings small = shrink_for_verification(settings, 1);
     EXPECT_NO_THROW(validate(small.model));
     EXPECT_EQ(kinds_of(small.model), kinds_of(settings.model));
-    EXPECT_LE(small.model.num_layers, 10);
+    if (!settings.model.has_states()) continue;
+    EXPECT_LE(small.model.num_layers, 8);
     EXPECT_LE(count_parameters(small.model).total, 3'000'000);
   }
 }
