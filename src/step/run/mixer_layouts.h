@@ -41,6 +41,7 @@ inline void make_gated_convolution(ModelConfig& m) {
 /// Mixers that hand a state from token to token, over ranks that share sequences.
 inline std::vector<LayoutCase> shared_sequence_layouts() {
   using P = ParallelSpec;
+  using M = ModelConfig;
   return {
       {"gated_delta_cp", 4,
        [](P& p) {
@@ -59,6 +60,16 @@ inline std::vector<LayoutCase> shared_sequence_layouts() {
            },
        .change = make_gated_delta,
        .documents = true},
+      {"gated_delta_cp_adapters", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.ep = 4;
+       },
+       [](M& m) {
+         make_gated_delta(m);
+         m.lora = {.rank = 3, .alpha = 5};
+       }},
       {"kimi_delta_cp", 2, [](P& p) { p.layout.cp = 2; }, make_kimi_delta, true},
       // Both heads of a tensor-parallel rank are of one group.
       {.name = "mamba_tp_cp_documents",
