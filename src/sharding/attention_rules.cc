@@ -2,13 +2,10 @@
 
 #include "ops/attention/attention_operands.h"
 #include "ops/attention_sink/attention_sink.h"
-#include "ops/gated_delta/gated_delta.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/ring_attention/ring_attention.h"
-#include "ops/short_conv/short_conv.h"
 #include "ops/sparse_attention/sparse_attention.h"
-#include "ops/ssd_scan/ssd_scan.h"
 #include "sharding/rule_table.h"
 
 namespace tessera::shard_rules {
@@ -39,18 +36,6 @@ void check_queries(const AxisCall& call, const ShardState& q) {
   if (q.is(Kind::kPartial)) fault("queries are partial sums");
   if (q == ShardState::sharded(0) && !may_cut_tokens(call))
     fault("queries do not see the tokens that other ranks have of their sequence");
-}
-
-/// `follow` where tokens read those before them in their sequences.
-ShardStatesOf follow_sequences(const AxisCall& call, int bounds, std::string_view rule) {
-  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
-  if (call.axis != RankAxis::kDp && call.inputs[0] == ShardState::sharded(0))
-    fault("tokens do not see those that other ranks have of their sequence");
-  if (call.inputs[bounds].is_cut() || call.inputs[bounds].is(Kind::kPartial))
-    fault("the sequences' bounds are not whole");
-  std::vector<ShardState> inputs(call.inputs.begin(), call.inputs.end());
-  inputs.erase(inputs.begin() + bounds);
-  return follow(call, rule, inputs);
 }
 
 /// What is chosen is for the tokens that the queries are of, and the same for all heads.
@@ -99,18 +84,6 @@ ShardStatesOf attention_backward(const AxisCall& call) {
 ShardStatesOf index_topk(const AxisCall& call) {
   return follow_sequences(call, IndexTopk::kCuSeqlens, "q:tH w:tN k:tD -> c:tK");
 }
-
-namespace {
-
-/// `follow` of what reads other tokens of the sequences, which positions tell apart.
-ShardStatesOf follow_positions(const AxisCall& call, std::string_view rule) {
-  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
-  if (call.axis != RankAxis::kDp && call.inputs[0] == ShardState::sharded(0))
-    fault("tokens do not see those that other ranks have of their sequence");
-  return follow(call, rule);
-}
-
-}  // namespace
 
 /// Entries are of whole windows, and rows of them numbered as a rank has them.
 ShardStatesOf index_topk_entries(const AxisCall& call) {
@@ -184,38 +157,6 @@ ShardStatesOf attention_sink_backward(const AxisCall& call) {
   // A rank adds nothing to the sinks of the others' heads.
   if (own && grads) (*grads)[Op::kGradSinks] = ShardState::partial();
   return grads;
-}
-
-ShardStatesOf short_conv(const AxisCall& call) {
-  const bool forward = call.op.name() == ShortConv::kName;
-  const bool biased = call.inputs.size() > (forward ? 3 : 4);
-  if (forward) {
-    return follow_sequences(call, ShortConv::kCuSeqlens,
-                            biased ? "x:tn w:nK b:n -> y:tn" : "x:tn w:nK -> y:tn");
-  }
-  return follow_sequences(call, ShortConv::kCuSeqlens,
-                          biased ? "x:tn w:nK g:tn b:n -> dx:tn=g dw:nK=g db:n=g"
-                                 : "x:tn w:nK g:tn -> dx:tn=g dw:nK=g");
-}
-
-/// Value heads go with the key heads that they read. Also Kimi Delta Attention's, whose operands
-/// stand in the same places.
-ShardStatesOf gated_delta(const AxisCall& call) {
-  const bool forward = call.inputs.size() == 6;
-  return follow_sequences(
-      call, GatedDelta::kCuSeqlens,
-      forward ? "q:tn k:tn v:tn g:tn b:tn -> o:tn"
-              : "q:tn k:tn v:tn g:tn b:tn o:tn -> dq:tn=o dk:tn=o dv:tn=o dg:tn=o db:tn=o");
-}
-
-/// Groups go with their heads.
-ShardStatesOf ssd_scan(const AxisCall& call) {
-  const bool forward = call.inputs.size() == 8;
-  return follow_sequences(
-      call, SsdScan::kCuSeqlens,
-      forward ? "x:tn d:tn b:tn c:tn l:n s:n u:n -> y:tn"
-              : "x:tn d:tn b:tn c:tn l:n s:n u:n y:tn -> dx:tn=y dd:tn=y db:tn=y dc:tn=y dl:n=y "
-                "ds:n=y du:n=y");
 }
 
 }  // namespace tessera::shard_rules

@@ -6,13 +6,16 @@
 #include <set>
 
 #include "comm/planned_world.h"
+#include "ops/deal_tokens/deal_tokens.h"
 #include "ops/index_topk/index_topk.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/max_logits/max_logits.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/rmsnorm/rmsnorm.h"
+#include "ops/short_conv/short_conv.h"
 #include "ops/sparse_attention/sparse_attention.h"
+#include "ops/ssd_scan/ssd_scan.h"
 
 namespace tessera {
 namespace {
@@ -176,6 +179,48 @@ TEST_F(Rules, LargestLogitsNeedAllKeysOfTheirQueries) {
         infer(op, {columns, columns, columns, kSame}, types);
       },
       ThrowsMessage<ShardFault>(HasSubstr("statistics are not spread")));
+}
+
+/// Weights that all ranks have, of which each reads those of its own channels and adds to their
+/// gradients alone; without such a part they must be cut as the channels are.
+TEST_F(Rules, ConvolutionsAndScansReadTheirOwnPartOfWeights) {
+  const ShardState columns = ShardState::sharded(1);
+  const ShardState summand = ShardState::partial();
+  const ShortConvSpec part{.biased = true, .all_channels = 8, .first_channel = 4};
+  std::vector<ValueType> types = {
+      {DType::kF32, {6, 4}}, {DType::kF32, {8, 3}}, {DType::kI32, {2}}, {DType::kF32, {8}}};
+  EXPECT_THAT(infer(make_short_conv(part), {columns, kSame, kSame, kSame}, types).value(),
+              ElementsAre(columns));
+  EXPECT_THROW(infer(make_short_conv({.biased = true}), {columns, kSame, kSame, kSame}, types),
+               ShardFault);
+  types.insert(types.begin() + ShortConvBackward::kGrad, types[0]);
+  EXPECT_THAT(infer(std::make_shared<ShortConvBackward>(part),
+                    {columns, kSame, kSame, columns, kSame}, types)
+                  .value(),
+              ElementsAre(columns, summand, summand));
+  const SsdSpec heads{
+      .num_heads = 2, .head_size = 2, .state_size = 3, .all_heads = 4, .first_head = 2};
+  const ValueType of_heads{DType::kF32, {4}};
+  const ValueType states{DType::kF32, {6, 3}};
+  std::vector<ValueType> scanned = {
+      types[0], {DType::kF32, {6, 2}}, states, states, of_heads, of_heads,
+      of_heads, {DType::kI32, {2}}};
+  std::vector<ShardState> spread = {columns, columns, columns, columns, kSame, kSame, kSame, kSame};
+  EXPECT_THAT(infer(make_ssd_scan(heads), spread, scanned).value(), ElementsAre(columns));
+  scanned.push_back(types[0]);
+  spread.push_back(columns);
+  EXPECT_THAT(infer(std::make_shared<SsdScanBackward>(heads), spread, scanned).value(),
+              ElementsAre(columns, columns, columns, columns, summand, summand, summand));
+}
+
+/// A rank that has some tokens cannot put them in the order of their sequences.
+TEST_F(Rules, TokensAreCollectedWhereAllAre) {
+  const OperatorPtr op = make_collect_tokens({.num_rows = 1, .row_length = 8, .ring = 2});
+  const std::vector<ValueType> types = {{DType::kF32, {8, 4}}};
+  EXPECT_THAT(infer(op, {ShardState::sharded(1)}, types).value(),
+              ElementsAre(ShardState::sharded(1)));
+  EXPECT_THAT([&] { infer(op, {ShardState::sharded(0)}, types); },
+              ThrowsMessage<ShardFault>(HasSubstr("other ranks have of their sequence")));
 }
 
 TEST_F(Rules, OperatorsWithoutOneAreNamed) {

@@ -15,6 +15,10 @@ using Function = ShardStatesOf (*)(const AxisCall& call);
 ShardStatesOf follow(const AxisCall& call, std::string_view rule);
 ShardStatesOf follow(const AxisCall& call, std::string_view rule,
                      std::span<const ShardState> inputs);
+/// `follow` where tokens read those before them in their sequences.
+ShardStatesOf follow_sequences(const AxisCall& call, int bounds, std::string_view rule);
+/// `follow` of what reads other tokens of the sequences, which positions tell apart.
+ShardStatesOf follow_positions(const AxisCall& call, std::string_view rule);
 
 // Exchanges.
 ShardStatesOf all_gather(const AxisCall& call);
@@ -71,8 +75,11 @@ ShardStatesOf linear_cross_entropy_fused(const AxisCall& call);
 ShardStatesOf vocab_lse_backward(const AxisCall& call);
 
 // Delta rules and state-space scan.
+ShardStatesOf deal_tokens(const AxisCall& call);
 ShardStatesOf short_conv(const AxisCall& call);
+ShardStatesOf short_conv_backward(const AxisCall& call);
 ShardStatesOf gated_delta(const AxisCall& call);
 ShardStatesOf ssd_scan(const AxisCall& call);
+ShardStatesOf ssd_scan_backward(const AxisCall& call);
 
 }  // namespace tessera::shard_rules

@@ -273,6 +273,19 @@ TEST_F(CliLayout, VerifyAgreesWithOneRank) {
   EXPECT_FALSE(json["parameters"].empty());
 }
 
+/// Layers that hand a state from token to token, of a published model and of one whose heads ranks
+/// cannot share.
+TEST_F(CliLayout, HybridsShareSequences) {
+  EXPECT_THAT(succeed({"verify", "--model.preset=nemotron-3-nano-30b-a3b", "--ranks", "4",
+                       "--parallel.tp=2", "--parallel.cp=2", "--data.sequence_length=64",
+                       "--train.micro_batch=1", "--train.global_batch=2"})
+                  .out,
+              HasSubstr("agrees: worst error"));
+  expect_refused(
+      {"inspect", "--layout", "--parallel.cp=4", "--model.mamba_layers=[0]", "--mamba.num_heads=6"},
+      {"parallel.cp 4 does not divide mamba.num_heads 6", "the nearest that does is 3"});
+}
+
 /// Multi-token prediction in a chunk of its own, as the papers place it.
 TEST_F(CliLayout, PredictionHasAPlaceInThePipeline) {
   const std::vector<std::string> model = {"--ranks",

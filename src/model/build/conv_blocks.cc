@@ -1,8 +1,8 @@
 #include "model/build/conv_blocks.h"
 
+#include "model/build/sequence_exchange.h"
+#include "model/build/short_conv_block.h"
 #include "ops/multiply/multiply.h"
-#include "ops/short_conv/short_conv.h"
-#include "ops/short_conv/short_conv_batch.h"
 
 namespace tessera {
 namespace {
@@ -13,27 +13,18 @@ ValueId project(LayerBuilder& builder, const std::string& name, ValueId x) {
                                builder.config.conv.bias, "conv_" + name);
 }
 
-/// The convolution itself, without an activation.
+/// The convolution itself, without an activation; its channels are heads.
 ValueId convolve(LayerBuilder& builder, ValueId x) {
   const ConvConfig& conv = builder.config.conv;
   const int64_t hidden = builder.config.hidden_size;
-  const ValueId weight =
-      builder.f32_weight("conv.conv.weight", builder.head_rows({hidden, conv.size}));
-  Program& program = builder.program();
-  std::vector<ValueId> inputs = {x, weight};
-  if (builder.has_slots()) {
-    builder.add_slots(inputs);
-  } else {
-    inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
-  }
-  if (conv.bias)
-    inputs.push_back(builder.f32_weight("conv.conv.bias", builder.head_rows({hidden})));
-  const ShortConvSpec spec{.biased = conv.bias, .silu = false};
-  if (!builder.cache) return program.add1(make_short_conv(spec), inputs, "conv_out");
-  const OperatorPtr goes_on = builder.has_slots()
-                                  ? make_short_conv_batch(builder.cache->num_slots, spec)
-                                  : make_short_conv_cached(spec);
-  return program.add(goes_on, inputs, {"conv_out"}, {builder.port(Port::kValueConvState)})[0];
+  const ValueId y = build_short_conv(builder,
+                                     {.weight = "conv.conv",
+                                      .num_heads = hidden,
+                                      .taps = conv.size,
+                                      .biased = conv.bias,
+                                      .silu = false},
+                                     x, "conv_out");
+  return scatter_sequences(builder, y, hidden / builder.tp(), "conv_out");
 }
 
 }  // namespace

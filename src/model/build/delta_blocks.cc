@@ -3,13 +3,13 @@
 #include "model/build/attention_blocks.h"
 #include "model/build/conv_blocks.h"
 #include "model/build/mamba_blocks.h"
+#include "model/build/sequence_exchange.h"
+#include "model/build/short_conv_block.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/gated_delta/gated_delta.h"
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/kda/kda.h"
 #include "ops/kda_gates/kda_gates.h"
-#include "ops/short_conv/short_conv.h"
-#include "ops/short_conv/short_conv_batch.h"
 
 namespace tessera {
 namespace {
@@ -20,27 +20,23 @@ ValueId project(LayerBuilder& builder, const std::string& name, ValueId x, int64
                                "delta_" + name);
 }
 
+/// The heads of queries, keys or values.
+struct DeltaHeads {
+  int64_t count;
+  int64_t size;
+};
+
 /// Projected, then convolved; `state` is the port of the cached inputs.
-ValueId convolve(LayerBuilder& builder, const std::string& name, ValueId x, int64_t width,
+ValueId convolve(LayerBuilder& builder, const std::string& name, ValueId x, const DeltaHeads& heads,
                  Port state) {
-  const ValueId projected = project(builder, name, x, width);
-  const ValueId weight =
-      builder.f32_weight(fmt::format("delta.{}_conv.weight", name),
-                         builder.head_rows({width, builder.config.delta.conv_size}));
-  const std::string result = fmt::format("delta_{}_conv", name);
-  Program& program = builder.program();
-  if (builder.has_slots()) {
-    std::vector<ValueId> inputs = {projected, weight};
-    builder.add_slots(inputs);
-    return program.add(make_short_conv_batch(builder.cache->num_slots), inputs, {result},
-                       {builder.port(state)})[0];
-  }
-  if (builder.cache) {
-    return program.add(make_short_conv_cached(), {projected, weight, builder.port(Port::kStart)},
-                       {result}, {builder.port(state)})[0];
-  }
-  return program.add1(make_short_conv(), {projected, weight, builder.port(Port::kCuSeqlens)},
-                      result);
+  const ValueId projected = project(builder, name, x, heads.count * heads.size);
+  return build_short_conv(builder,
+                          {.weight = fmt::format("delta.{}_conv", name),
+                           .num_heads = heads.count,
+                           .head_size = heads.size,
+                           .taps = builder.config.delta.conv_size,
+                           .state = state},
+                          projected, fmt::format("delta_{}_conv", name));
 }
 
 /// Through `rank` elements, which the ranks of the group make of their own tokens and gather.
@@ -66,7 +62,8 @@ ValueId build_output_gate(LayerBuilder& builder, const DeltaInput& x) {
                          : project(builder, "z", x.gathered, delta.values());
 }
 
-/// Decays and writing strength of each value head.
+/// Decays and writing strength of each value head that the rank runs, of all tokens. They are made
+/// of its own tokens, by all heads' weights.
 std::vector<ValueId> build_gates(LayerBuilder& builder, const DeltaInput& x) {
   const DeltaConfig& delta = builder.config.delta;
   const int64_t heads = delta.num_value_heads;
@@ -77,21 +74,31 @@ std::vector<ValueId> build_gates(LayerBuilder& builder, const DeltaInput& x) {
                            : project(builder, "a", x.gathered, decays);
   const ValueId log_decay = builder.f32_weight("delta.log_decay", builder.head_rows({heads}));
   const ValueId bias = builder.f32_weight("delta.decay_bias", builder.head_rows({decays}));
-  return builder.program().add(delta.is_kimi() ? make_kda_gates() : make_delta_gates(),
-                               {step, strength, log_decay, bias}, {"delta_decay", "delta_beta"});
+  auto gates =
+      builder.program().add(delta.is_kimi() ? make_kda_gates() : make_delta_gates(),
+                            {step, strength, log_decay, bias}, {"delta_decay", "delta_beta"});
+  const int64_t own = heads / builder.tp();
+  gates[DeltaGates::kDecay] =
+      gather_sequences(builder, gates[DeltaGates::kDecay], own, "delta_decay");
+  gates[DeltaGates::kBeta] = gather_sequences(builder, gates[DeltaGates::kBeta], own, "delta_beta");
+  return gates;
 }
 
 /// The rule's operators over packed tokens, those behind a cache, and those behind states in slots.
 struct DeltaRule {
-  DeltaRule(const DeltaConfig& delta, int64_t tp)
+  DeltaRule(const DeltaConfig& delta, const StageGroups& groups)
       : is_kimi(delta.is_kimi()),
-        gated{.num_key_heads = delta.num_key_heads / tp,
-              .num_value_heads = delta.num_value_heads / tp,
+        gated{.num_key_heads = own_heads(groups, delta.num_key_heads),
+              .num_value_heads = own_heads(groups, delta.num_value_heads),
               .key_size = delta.key_size,
               .value_size = delta.value_size},
-        kimi{.num_heads = delta.num_value_heads / tp,
+        kimi{.num_heads = own_heads(groups, delta.num_value_heads),
              .key_size = delta.key_size,
              .value_size = delta.value_size} {}
+
+  static int64_t own_heads(const StageGroups& groups, int64_t num_heads) {
+    return sequence_heads(groups, num_heads / groups.tp->size()).count;
+  }
 
   OperatorPtr packed() const { return is_kimi ? make_kda(kimi) : make_gated_delta(gated); }
   OperatorPtr cached() const {
@@ -108,7 +115,7 @@ struct DeltaRule {
 
 /// The rule itself, of q, k, v and both gates.
 ValueId run_rule(LayerBuilder& builder, std::vector<ValueId> inputs) {
-  const DeltaRule rule(builder.config.delta, builder.tp());
+  const DeltaRule rule(builder.config.delta, builder.groups);
   Program& program = builder.program();
   if (builder.has_slots()) {
     builder.add_slots(inputs);
@@ -126,15 +133,19 @@ ValueId build_delta(LayerBuilder& builder, ValueId normed) {
   const ModelConfig& config = builder.config;
   const DeltaConfig& delta = config.delta;
   const ValueId x = builder.gather_tokens(normed, "delta_in");
-  const ValueId q = convolve(builder, "q", x, delta.keys(), Port::kQueryConvState);
-  const ValueId k = convolve(builder, "k", x, delta.keys(), Port::kKeyConvState);
-  const ValueId v = convolve(builder, "v", x, delta.values(), Port::kValueConvState);
+  const DeltaHeads keys{delta.num_key_heads, delta.key_size};
+  const DeltaHeads values{delta.num_value_heads, delta.value_size};
+  const ValueId q = convolve(builder, "q", x, keys, Port::kQueryConvState);
+  const ValueId k = convolve(builder, "k", x, keys, Port::kKeyConvState);
+  const ValueId v = convolve(builder, "v", x, values, Port::kValueConvState);
   const DeltaInput input{normed, x};
   const ValueId z = build_output_gate(builder, input);
   const auto gates = build_gates(builder, input);
   Program& program = builder.program();
-  const ValueId read =
+  const ValueId read_by_rank =
       run_rule(builder, {q, k, v, gates[DeltaGates::kDecay], gates[DeltaGates::kBeta]});
+  const ValueId read =
+      scatter_sequences(builder, read_by_rank, delta.num_value_heads / builder.tp(), "delta_out");
   const ValueId weight = builder.f32_weight("delta.norm.weight", builder.whole({delta.value_size}));
   const NormGate gate = delta.is_kimi() ? NormGate::kSigmoid : NormGate::kSilu;
   const ValueId gated =

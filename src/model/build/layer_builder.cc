@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/text/nearest.h"
+#include "model/build/sequence_exchange.h"
 #include "model/build/token_share.h"
 #include "ops/add/add.h"
 #include "ops/add_bias/add_bias.h"
@@ -162,28 +163,61 @@ const char* list_of_states(const ModelConfig& config) {
   return config.mamba_layers.empty() ? "model.conv_layers" : "model.mamba_layers";
 }
 
+/// Heads that the ranks of CP exchange for tokens; each rank needs equally many.
+void check_exchanged(int64_t heads, int64_t parts, std::string_view number_name) {
+  require(heads % parts == 0,
+          "parallel.cp {} does not divide {} {}, which its ranks exchange for tokens where layers "
+          "hand a state from token to token; the nearest that does is {}",
+          parts, number_name, heads, nearest_divisors(heads, parts));
+}
+
+/// The same of what several heads share: ranks may have copies.
+void check_shared(int64_t shared, int64_t parts, std::string_view number_name) {
+  require(shared % parts == 0 || parts % shared == 0,
+          "parallel.cp {} neither divides {} {} nor is a multiple of it, as exchanging heads for "
+          "tokens needs where layers hand a state from token to token; the nearest that does is {}",
+          parts, number_name, shared, nearest_divisors(shared, parts));
+}
+
+/// Of the heads of one tensor-parallel rank.
+void check_sequence_parts(const ModelConfig& config, const StageGroups& groups) {
+  const int64_t parts = sequence_parts(groups);
+  if (parts == 1) return;
+  const int64_t tp = groups.tp->size();
+  const auto named = [tp](const char* key) {
+    return tp == 1 ? std::string(key) : fmt::format("{} over parallel.tp,", key);
+  };
+  if (!config.delta_layers.empty()) {
+    check_exchanged(config.delta.num_value_heads / tp, parts, named("delta.num_value_heads"));
+    check_shared(config.delta.num_key_heads / tp, parts, named("delta.num_key_heads"));
+  }
+  if (!config.mamba_layers.empty()) {
+    check_exchanged(config.mamba.num_heads / tp, parts, named("mamba.num_heads"));
+    check_shared(config.mamba.num_groups / tp, parts, named("mamba.num_groups"));
+  }
+  if (!config.conv_layers.empty())
+    check_exchanged(config.hidden_size / tp, parts, named("model.hidden_size"));
+}
+
 /// Of layers whose mixers hand a state from token to token.
 void check_states(const ModelConfig& config, const StageGroups& groups) {
   if (!config.has_states()) return;
-  const char* layers = list_of_states(config);
   const int64_t tp = groups.tp->size();
-  require(groups.token_ranks() == tp,
-          "parallel.cp is {}, but the layers of {} hand a state from token to token; set "
-          "parallel.cp to 1",
-          groups.token_ranks() / tp, layers);
-  if (tp == 1) return;
-  require(!groups.policy.replicated_attention,
-          "parallel.attention spreads sequences over the ranks of parallel.tp, but the layers of "
-          "{} hand a state from token to token; spread heads instead",
-          layers);
-  if (!config.delta_layers.empty())
-    check_divides(tp, config.delta.num_key_heads, "parallel.tp", "delta.num_key_heads");
-  if (!config.mamba_layers.empty())
-    check_divides(tp, config.mamba.num_groups, "parallel.tp",
-                  "mamba.num_groups, whose norms each are of one rank,");
-  if (!config.conv_layers.empty())
-    check_divides(tp, config.hidden_size, "parallel.tp",
-                  "model.hidden_size, whose channels the layers of model.conv_layers convolve,");
+  if (tp > 1) {
+    require(!groups.policy.replicated_attention,
+            "parallel.attention spreads sequences over the ranks of parallel.tp, but the layers of "
+            "{} hand a state from token to token; spread heads instead",
+            list_of_states(config));
+    if (!config.delta_layers.empty())
+      check_divides(tp, config.delta.num_key_heads, "parallel.tp", "delta.num_key_heads");
+    if (!config.mamba_layers.empty())
+      check_divides(tp, config.mamba.num_groups, "parallel.tp",
+                    "mamba.num_groups, whose norms each are of one rank,");
+    if (!config.conv_layers.empty())
+      check_divides(tp, config.hidden_size, "parallel.tp",
+                    "model.hidden_size, whose channels the layers of model.conv_layers convolve,");
+  }
+  check_sequence_parts(config, groups);
 }
 
 /// An indexer chooses among whole sequences.

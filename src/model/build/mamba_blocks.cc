@@ -1,8 +1,8 @@
 #include "model/build/mamba_blocks.h"
 
+#include "model/build/sequence_exchange.h"
+#include "model/build/short_conv_block.h"
 #include "ops/gated_norm/gated_group_norm.h"
-#include "ops/short_conv/short_conv.h"
-#include "ops/short_conv/short_conv_batch.h"
 #include "ops/ssd_scan/ssd_scan.h"
 
 namespace tessera {
@@ -15,40 +15,40 @@ ValueId mamba_projection(LayerBuilder& builder, const std::string& name, ValueId
 }
 
 /// Projected, then convolved; `state` is the port of the cached inputs.
-ValueId convolve_projected(LayerBuilder& builder, const std::string& name, ValueId x, int64_t width,
-                           Port state) {
+ValueId convolve_projected(LayerBuilder& builder, const std::string& name, ValueId x,
+                           int64_t num_heads, int64_t head_size, Port state) {
   const MambaConfig& mamba = builder.config.mamba;
-  const ValueId projected = mamba_projection(builder, name, x, width);
-  const std::string weight = fmt::format("mamba.{}_conv", name);
-  std::vector<ValueId> inputs = {
-      projected,
-      builder.f32_weight(weight + ".weight", builder.head_rows({width, mamba.conv_size}))};
-  if (builder.has_slots()) {
-    builder.add_slots(inputs);
-  } else {
-    inputs.push_back(builder.port(builder.cache ? Port::kStart : Port::kCuSeqlens));
-  }
-  if (mamba.conv_bias)
-    inputs.push_back(builder.f32_weight(weight + ".bias", builder.head_rows({width})));
-  const std::string result = fmt::format("mamba_{}_conv", name);
-  Program& program = builder.program();
-  const ShortConvSpec spec{.biased = mamba.conv_bias};
-  if (!builder.cache) return program.add1(make_short_conv(spec), inputs, result);
-  const OperatorPtr goes_on = builder.has_slots()
-                                  ? make_short_conv_batch(builder.cache->num_slots, spec)
-                                  : make_short_conv_cached(spec);
-  return program.add(goes_on, inputs, {result}, {builder.port(state)})[0];
+  const ValueId projected = mamba_projection(builder, name, x, num_heads * head_size);
+  return build_short_conv(builder,
+                          {.weight = fmt::format("mamba.{}_conv", name),
+                           .num_heads = num_heads,
+                           .head_size = head_size,
+                           .taps = mamba.conv_size,
+                           .biased = mamba.conv_bias,
+                           .state = state},
+                          projected, fmt::format("mamba_{}_conv", name));
+}
+
+/// What the rank scans: its own heads among those of its weights.
+SsdSpec scan_spec(const LayerBuilder& builder) {
+  const MambaConfig& mamba = builder.config.mamba;
+  const int64_t heads = mamba.num_heads / builder.tp();
+  const IndexRange own = sequence_heads(builder.groups, heads);
+  const IndexRange groups = sequence_heads(builder.groups, mamba.num_groups / builder.tp());
+  return {.num_heads = own.count,
+          .num_groups = groups.count,
+          .head_size = mamba.head_size,
+          .state_size = mamba.state_size,
+          .min_step = mamba.min_step,
+          .max_step = mamba.max_step,
+          .all_heads = own.count < heads ? heads : 0,
+          .first_head = own.begin};
 }
 
 /// The scan itself, of x, dt, B and C.
 ValueId run_scan(LayerBuilder& builder, std::vector<ValueId> inputs) {
   const MambaConfig& mamba = builder.config.mamba;
-  const SsdSpec spec{.num_heads = mamba.num_heads / builder.tp(),
-                     .num_groups = mamba.num_groups / builder.tp(),
-                     .head_size = mamba.head_size,
-                     .state_size = mamba.state_size,
-                     .min_step = mamba.min_step,
-                     .max_step = mamba.max_step};
+  const SsdSpec spec = scan_spec(builder);
   for (const char* name : {"mamba.log_decay", "mamba.skip", "mamba.step_bias"})
     inputs.push_back(builder.f32_weight(name, builder.head_rows({mamba.num_heads})));
   Program& program = builder.program();
@@ -70,13 +70,17 @@ ValueId build_mamba(LayerBuilder& builder, ValueId normed) {
   const MambaConfig& mamba = config.mamba;
   const ValueId gathered = builder.gather_tokens(normed, "mamba_in");
   const ValueId z = mamba_projection(builder, "z", gathered, mamba.inner());
-  const ValueId x =
-      convolve_projected(builder, "x", gathered, mamba.inner(), Port::kValueConvState);
-  const ValueId b = convolve_projected(builder, "b", gathered, mamba.states(), Port::kKeyConvState);
-  const ValueId c =
-      convolve_projected(builder, "c", gathered, mamba.states(), Port::kQueryConvState);
-  const ValueId dt = mamba_projection(builder, "dt", gathered, mamba.num_heads);
-  const ValueId scanned = run_scan(builder, {x, dt, b, c});
+  const auto convolved = [&](const char* name, int64_t heads, int64_t size, Port state) {
+    return convolve_projected(builder, name, gathered, heads, size, state);
+  };
+  const ValueId x = convolved("x", mamba.num_heads, mamba.head_size, Port::kValueConvState);
+  const ValueId b = convolved("b", mamba.num_groups, mamba.state_size, Port::kKeyConvState);
+  const ValueId c = convolved("c", mamba.num_groups, mamba.state_size, Port::kQueryConvState);
+  const int64_t heads = mamba.num_heads / builder.tp();
+  const ValueId dt = gather_sequences(
+      builder, mamba_projection(builder, "dt", gathered, mamba.num_heads), heads, "mamba_dt");
+  const ValueId scanned =
+      scatter_sequences(builder, run_scan(builder, {x, dt, b, c}), heads, "mamba_out");
   const ValueId weight =
       builder.f32_weight("mamba.norm.weight", builder.head_rows({mamba.inner()}));
   const GroupNormSpec norm{.num_groups = mamba.num_groups / builder.tp(), .eps = config.norm_eps};

@@ -20,8 +20,9 @@ using testing::LooseProgram;
 std::vector<Case> mutated_models() {
   std::vector<Case> chosen;
   for (const Case& c : testing::gradient_cases()) {
-    for (const char* name : {"biases", "all_heads_norm", "head_norm", "latent", "global_balance",
-                             "classic_weighting", "shared_gated", "block_sparse"})
+    for (const char* name :
+         {"biases", "all_heads_norm", "head_norm", "latent", "global_balance", "classic_weighting",
+          "shared_gated", "block_sparse", "gated_delta", "mamba"})
       if (c.name == name) chosen.push_back(c);
   }
   return chosen;

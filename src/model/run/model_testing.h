@@ -48,6 +48,17 @@ struct TestBatch {
     }
   }
 
+  /// Makes two documents of each row of `length` tokens, the first of `first` tokens.
+  void split_rows(int64_t length, int64_t first) {
+    std::vector<int32_t> bounds = {0};
+    for (int64_t row = 0; row < std::ssize(tokens); row += length) {
+      bounds.push_back(static_cast<int32_t>(row + first));
+      bounds.push_back(static_cast<int32_t>(row + length));
+      for (int64_t i = first; i < length; ++i) positions[row + i] = static_cast<int32_t>(i - first);
+    }
+    cu_seqlens = std::move(bounds);
+  }
+
   MicroBatch view() {
     const auto make = [](std::vector<int32_t>& ids) {
       return tessera::view(std::span(ids), {static_cast<int64_t>(ids.size())});

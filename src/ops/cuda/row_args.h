@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "core/slice.h"
+#include "ops/cuda/check.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/rows.h"
@@ -19,6 +21,17 @@ inline RowCount rows_of(const KernelArgs& args, size_t idx, int64_t width) {
 /// What an accumulating output is to a kernel; without sums where nobody wants it.
 inline Accumulator accumulator_of(const KernelArgs& args, const Tensor& output) {
   return {.sums = output ? output.as<float>() : nullptr, .sets = args.set_accumulators};
+}
+
+/// The same of a kernel that has `rows` of the output alone. The others are cleared where the
+/// accumulator holds nothing yet.
+inline Accumulator accumulator_of_rows(const KernelArgs& args, const Tensor& output,
+                                       const IndexRange& rows) {
+  Accumulator accumulator = accumulator_of(args, output);
+  if (accumulator.sums == nullptr || rows.count == output.shape[0]) return accumulator;
+  if (accumulator.sets) check(cudaMemsetAsync(output.data, 0, output.num_bytes(), stream_of(args)));
+  accumulator.sums += rows.begin * (output.num_elements() / output.shape[0]);
+  return accumulator;
 }
 
 /// Elements of a row to kernels that take each element alone: rows matter only where some are not

@@ -16,6 +16,7 @@
 #include "ops/collective/collective.h"
 #include "ops/compress_windows/compress_cached.h"
 #include "ops/compress_windows/compress_windows.h"
+#include "ops/deal_tokens/deal_tokens.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
@@ -108,6 +109,7 @@ constexpr void (*kOperators[])(KernelTable&) = {
     add_collapse_streams_cpu,
     add_compress_windows_cpu,
     add_compress_windows_cached_cpu,
+    add_deal_tokens_cpu,
     add_delta_gates_cpu,
     add_dequantize_cpu,
     add_destinations_cpu,

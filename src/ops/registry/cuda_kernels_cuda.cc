@@ -16,6 +16,7 @@
 #include "ops/collective/collective.h"
 #include "ops/compress_windows/compress_cached.h"
 #include "ops/compress_windows/compress_windows.h"
+#include "ops/deal_tokens/deal_tokens.h"
 #include "ops/delta_gates/delta_gates.h"
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
@@ -108,6 +109,7 @@ constexpr void (*kOperators[])(KernelTable&) = {
     add_compress_windows_cached_cuda,
     add_cache_append_cuda,
     add_collapse_streams_cuda,
+    add_deal_tokens_cuda,
     add_delta_gates_cuda,
     add_dequantize_cuda,
     add_destinations_cuda,

@@ -7,14 +7,17 @@ namespace tessera {
 struct ShortConvSpec {
   bool biased = false;
   bool silu = true;  ///< false: the sums themselves, as a gated convolution's (LFM2)
+  /// Channels of weight and bias, W; x may have some of them, from first_channel on. 0: it has all.
+  int64_t all_channels = 0;
+  int64_t first_channel = 0;
 };
 
 /// A causal convolution of each channel over a few tokens, and SiLU behind it: the short
 /// convolution in front of a linear-attention mixer (Gated Delta Networks: Yang et al., 2024,
 /// section 3.4) or a state-space one (Transformers are SSMs: Dao and Gu, 2024, figure 6). y[t, c] =
 /// SiLU(bias[c] + sum over i of w[c, i] · x[t - (K - 1) + i, c]); what would lie before the first
-/// token of t's sequence is 0. (x A [T,C], w F32 [C,K], cu_seqlens I32 [S+1], where `biased` the
-/// bias F32 [C]) -> y A [T,C]. Sequence s is the rows cu_seqlens[s] to cu_seqlens[s + 1]; kernels
+/// token of t's sequence is 0. (x A [T,C], w F32 [W,K], cu_seqlens I32 [S+1], where `biased` the
+/// bias F32 [W]) -> y A [T,C]. Sequence s is the rows cu_seqlens[s] to cu_seqlens[s + 1]; kernels
 /// for the CPU throw UserError unless these rise from 0 to T.
 class ShortConv final : public Operator {
  public:
@@ -25,6 +28,7 @@ class ShortConv final : public Operator {
   explicit ShortConv(ShortConvSpec spec = {}) : spec_(spec) {}
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
+  const ShortConvSpec& spec() const { return spec_; }
   bool biased() const { return spec_.biased; }
   bool silu() const { return spec_.silu; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
@@ -36,8 +40,8 @@ class ShortConv final : public Operator {
 };
 
 /// (x, w, cu_seqlens, grad of y A [T,C], perhaps the bias) -> (grad of x A [T,C]; grad of w F32
-/// [C,K] and perhaps of the bias F32 [C], accumulated in the order of the tokens). The sums before
-/// SiLU are computed again.
+/// [W,K] and perhaps of the bias F32 [W], accumulated in the order of the tokens; of channels that
+/// x has not, nothing). The sums before SiLU are computed again.
 class ShortConvBackward final : public Operator {
  public:
   static constexpr std::string_view kName = "short_conv_backward";
@@ -46,6 +50,7 @@ class ShortConvBackward final : public Operator {
   explicit ShortConvBackward(ShortConvSpec spec = {}) : spec_(spec) {}
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
+  const ShortConvSpec& spec() const { return spec_; }
   bool biased() const { return spec_.biased; }
   bool silu() const { return spec_.silu; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
@@ -68,6 +73,7 @@ class ShortConvCached final : public Operator {
   explicit ShortConvCached(ShortConvSpec spec = {}) : spec_(spec) {}
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
+  const ShortConvSpec& spec() const { return spec_; }
   bool biased() const { return spec_.biased; }
   bool silu() const { return spec_.silu; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;

@@ -22,14 +22,15 @@ struct ChannelBlock {
   float weights[kMaxTaps][kChannels];  // turned: neighbours are channels
   float bias[kChannels] = {};
 
-  /// `biases`: of all channels, or null.
-  ChannelBlock(const Tensor& from, const Tensor& weight, const float* biases, int64_t first)
-      : x(from.as<T>() + first),
-        stride(from.shape[1]),
+  template <typename Op>
+  ChannelBlock(const Op& op, const Args<Op>& args, int64_t first)
+      : x(args.in(Op::kX).template as<T>() + first),
+        stride(args.in(Op::kX).shape[1]),
         count(std::min(kChannels, stride - first)),
-        taps(weight.shape[1]) {
-    if (biases != nullptr) std::copy_n(biases + first, count, bias);
-    const float* w = weight.as<float>() + first * taps;
+        taps(args.in(Op::kWeight).shape[1]) {
+    const int64_t channel = op.spec().first_channel + first;
+    if (op.biased()) std::copy_n(args.in(Op::kBias).template as<float>() + channel, count, bias);
+    const float* w = args.in(Op::kWeight).template as<float>() + channel * taps;
     for (int64_t i = 0; i < taps; ++i) {
       for (int64_t c = 0; c < count; ++c) weights[i][c] = w[c * taps + i];
     }
@@ -51,11 +52,6 @@ struct ChannelBlock {
   }
 };
 
-template <typename Op>
-const float* bias_of(const Op& op, const Args<Op>& args) {
-  return op.biased() ? args.in(Op::kBias).template as<float>() : nullptr;
-}
-
 simd::Vec activate(simd::Vec sum, bool silu) {
   return silu ? sum * simd::sigmoid(sum) : sum;
 }
@@ -71,7 +67,7 @@ void convolve(const ShortConv& op, const Args<ShortConv>& args, std::span<const 
   const int64_t blocks = num_blocks(x);
 #pragma omp parallel for schedule(static)
   for (int64_t b = 0; b < blocks; ++b) {
-    const ChannelBlock<T> block(x, args.in(ShortConv::kWeight), bias_of(op, args), b * kChannels);
+    const ChannelBlock<T> block(op, args, b * kChannels);
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
       for (int64_t t = bounds[s]; t < bounds[s + 1]; ++t) {
         T* y = out + t * block.stride + b * kChannels;
@@ -137,7 +133,7 @@ void convolve_backward(const ShortConvBackward& op, const Args<ShortConvBackward
 #pragma omp parallel for schedule(static)
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t first = b * kChannels;
-    const ChannelBlock<T> block(x, args.in(Op::kWeight), bias_of(op, args), first);
+    const ChannelBlock<T> block(op, args, first);
     BlockGrads grads;
     grads.has_bias = grad_bias != nullptr;
     grads.silu = op.silu();
@@ -146,12 +142,13 @@ void convolve_backward(const ShortConvBackward& op, const Args<ShortConvBackward
         convolve_backward_at(block, t, bounds[s], bounds[s + 1], grad + first, grad_x + first,
                              grads);
     }
+    const int64_t channel = op.spec().first_channel + first;
     for (int64_t c = 0; grad_bias != nullptr && c < block.count; ++c)
-      grad_bias[first + c] += grads.bias[c];
+      grad_bias[channel + c] += grads.bias[c];
     if (grad_weight == nullptr) continue;
     for (int64_t c = 0; c < block.count; ++c) {
       for (int64_t i = 0; i < block.taps; ++i)
-        grad_weight[(first + c) * block.taps + i] += grads.weights[i][c];
+        grad_weight[(channel + c) * block.taps + i] += grads.weights[i][c];
     }
   }
 }
@@ -181,7 +178,7 @@ void convolve_cached(const ShortConvCached& op, const Args<ShortConvCached>& arg
 #pragma omp parallel for schedule(static)
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t first = b * kChannels;
-    const ChannelBlock<T> block(x, args.in(ShortConvCached::kWeight), bias_of(op, args), first);
+    const ChannelBlock<T> block(op, args, first);
     for (int64_t t = 0; t < x.shape[0]; ++t) {
       T* y = out + t * block.stride + first;
       simd::for_each_vector(block.count, [&](int64_t c, auto lanes) {

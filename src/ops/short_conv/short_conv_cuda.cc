@@ -9,13 +9,14 @@ template <typename Op>
 cuda::ConvRows describe(const Op& op, const Args<Op>& args) {
   const Tensor& x = args.in(Op::kX);
   const Tensor& weight = args.in(Op::kWeight);
+  const int64_t first = op.spec().first_channel;
   return {.dtype = x.dtype,
           .tokens = x.shape[0],
           .channels = x.shape[1],
           .taps = static_cast<int>(weight.shape[1]),
           .x = x.data,
-          .weight = weight.template as<float>(),
-          .bias = op.biased() ? args.in(Op::kBias).template as<float>() : nullptr,
+          .weight = weight.template as<float>() + first * weight.shape[1],
+          .bias = op.biased() ? args.in(Op::kBias).template as<float>() + first : nullptr,
           .silu = op.silu()};
 }
 
@@ -34,13 +35,14 @@ void short_conv_backward(const ShortConvBackward& op, const Args<ShortConvBackwa
   using Op = ShortConvBackward;
   const cuda::ConvRows call = describe(op, args);
   auto* const partials = reinterpret_cast<float*>(args.workspace.data());
+  const IndexRange channels{op.spec().first_channel, call.channels};
   cuda::Accumulator bias;
-  if (op.biased()) bias = cuda::accumulator_of(args, args.out(Op::kGradBias));
+  if (op.biased()) bias = cuda::accumulator_of_rows(args, args.out(Op::kGradBias), channels);
   cuda::launch_short_conv_backward(
       call, sequences_of(args),
       {.y = args.in(Op::kGrad).data,
        .x = args.out(Op::kGradX).data,
-       .weight = cuda::accumulator_of(args, args.out(Op::kGradWeight)),
+       .weight = cuda::accumulator_of_rows(args, args.out(Op::kGradWeight), channels),
        .bias = bias,
        .partials = partials,
        .bias_partials = partials + cuda::conv_parts(call.tokens) * call.channels * call.taps},
@@ -55,9 +57,9 @@ void short_conv_cached(const ShortConvCached& op, const Args<ShortConvCached>& a
 }
 
 int64_t backward_workspace(const ShortConvBackward& op, std::span<const ValueType> inputs) {
-  const int64_t bias = op.biased() ? inputs[ShortConvBackward::kBias].num_bytes() : 0;
-  return cuda::conv_parts(inputs[ShortConvBackward::kX].shape[0]) *
-         (inputs[ShortConvBackward::kWeight].num_bytes() + bias);
+  const Shape& x = inputs[ShortConvBackward::kX].shape;
+  const int64_t of_channel = inputs[ShortConvBackward::kWeight].shape[1] + (op.biased() ? 1 : 0);
+  return cuda::conv_parts(x[0]) * x[1] * of_channel * dtype_size(DType::kF32);
 }
 
 }  // namespace

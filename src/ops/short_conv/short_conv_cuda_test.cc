@@ -15,16 +15,17 @@ class ShortConvCuda : public testing::GpuTest {
     const OwnedTensor ends = testing::tensor_of_i32({std::ssize(bounds)}, bounds);
     how.values = {{"cu_seqlens", ends}};
     how.tolerance_f32 = 1e-4;  // gradients are sums that may nearly vanish
+    const int64_t rows = spec.all_channels > 0 ? spec.all_channels : channels;
     testing::check_operator_on_gpu(
         make_short_conv(spec),
         [&](DType dtype) -> testing::OperatorInputs {
           testing::OperatorInputs inputs = {{"x", "w", "cu_seqlens"},
                                             {{dtype, {bounds.back(), channels}},
-                                             {DType::kF32, {channels, taps}},
+                                             {DType::kF32, {rows, taps}},
                                              {DType::kI32, ends.get().shape}}};
           if (spec.biased) {
             inputs.names.emplace_back("w_bias");
-            inputs.types.push_back({DType::kF32, {channels}});
+            inputs.types.push_back({DType::kF32, {rows}});
           }
           return inputs;
         },
@@ -57,6 +58,12 @@ TEST_F(ShortConvCuda, WithoutActivation) {
   check(70, 16, {0, 5, 40}, {}, {.silu = false});
 }
 
+TEST_F(ShortConvCuda, SomeOfTheWeightsChannels) {
+  check(17, 3, {0, 3, 3, 4, 20}, {}, {.all_channels = 51, .first_channel = 17});
+  check(264, 4, {0, 15, 16, 17, 33, 100}, {},
+        {.biased = true, .all_channels = 528, .first_channel = 264});
+}
+
 TEST_F(ShortConvCuda, ManyTaps) {
   check(70, 16, {0, 5, 40});
   check(16, 5, {0, 100, 101});
@@ -70,6 +77,7 @@ TEST_F(ShortConvCuda, TinyShape) {
   check(24, 4, {0, 3, 21}, {.once = true});
   check(3, 6, {0, 5, 9}, {.once = true});
   check(24, 3, {0, 3, 21}, {.once = true}, {.silu = false});
+  check(8, 4, {0, 3, 21}, {.once = true}, {.biased = true, .all_channels = 24, .first_channel = 8});
 }
 
 TEST_F(ShortConvCuda, GoesOnFromAState) {

@@ -21,8 +21,16 @@ struct ConvCase {
   std::vector<int32_t> bounds;
   bool biased = false;
   bool silu = true;
+  int64_t all_channels = 0;  ///< of the weight; 0: `channels`
+  int64_t first_channel = 0;
 
-  ShortConvSpec spec() const { return {.biased = biased, .silu = silu}; }
+  ShortConvSpec spec() const {
+    return {.biased = biased,
+            .silu = silu,
+            .all_channels = all_channels,
+            .first_channel = first_channel};
+  }
+  int64_t weight_rows() const { return all_channels > 0 ? all_channels : channels; }
 };
 
 KernelTable kernels() {
@@ -36,26 +44,28 @@ std::vector<TestInput> make_inputs(const ConvCase& c, DType dtype) {
   const int64_t tokens = c.bounds.back();
   auto inputs = list_inputs(
       TestInput{random_tensor(dtype, {tokens, c.channels}, random), Role::kValue, "x"},
-      TestInput{random_tensor(DType::kF32, {c.channels, c.taps}, random), Role::kWeight, "w"},
+      TestInput{random_tensor(DType::kF32, {c.weight_rows(), c.taps}, random), Role::kWeight, "w"},
       TestInput{testing::tensor_of_i32({std::ssize(c.bounds)}, c.bounds), Role::kConstant, "ends"});
   if (c.biased)
-    inputs.push_back({random_tensor(DType::kF32, {c.channels}, random), Role::kWeight, "bias"});
+    inputs.push_back(
+        {random_tensor(DType::kF32, {c.weight_rows()}, random), Role::kWeight, "bias"});
   return inputs;
 }
 
 std::vector<double> convolve_plainly(const ConvCase& c, const std::vector<TestInput>& inputs) {
   const auto x = testing::to_doubles(inputs[0].tensor);
   const auto w = testing::to_doubles(inputs[1].tensor);
-  std::vector<double> bias(c.channels);
+  std::vector<double> bias(c.weight_rows());
   if (c.biased) bias = testing::to_doubles(inputs[ShortConv::kBias].tensor);
   std::vector<double> y(x.size());
   for (size_t s = 0; s + 1 < c.bounds.size(); ++s) {
     for (int64_t t = c.bounds[s]; t < c.bounds[s + 1]; ++t) {
       for (int64_t ch = 0; ch < c.channels; ++ch) {
-        double sum = bias[ch];
+        const int64_t own = c.first_channel + ch;
+        double sum = bias[own];
         for (int64_t i = 0; i < c.taps; ++i) {
           const int64_t from = t - c.taps + 1 + i;
-          if (from >= c.bounds[s]) sum += w[ch * c.taps + i] * x[from * c.channels + ch];
+          if (from >= c.bounds[s]) sum += w[own * c.taps + i] * x[from * c.channels + ch];
         }
         y[t * c.channels + ch] = c.silu ? sum / (1 + std::exp(-sum)) : sum;
       }
@@ -93,7 +103,9 @@ INSTANTIATE_TEST_SUITE_P(All, ShortConvCases,
                                            ConvCase{5, 4, {0, 0}, true},
                                            ConvCase{70, 4, {0, 3, 3, 4, 20}, true},
                                            ConvCase{70, 3, {0, 3, 3, 4, 20}, true, false},
-                                           ConvCase{5, 1, {0, 1, 9}, false, false}));
+                                           ConvCase{5, 1, {0, 1, 9}, false, false},
+                                           ConvCase{5, 4, {0, 2, 9}, true, true, 15, 10},
+                                           ConvCase{70, 3, {0, 3, 9}, false, false, 210, 70}));
 
 /// Runs rows [begin, end) of x behind those before them.
 OwnedTensor go_on(const std::vector<TestInput>& inputs, ShortConvSpec spec, int64_t begin,
@@ -135,6 +147,9 @@ TEST(ShortConv, RefusesWhatDoesNotFit) {
   EXPECT_THROW(ShortConv().infer(std::vector<ValueType>{x, {DType::kF32, {7, 4}}, bounds}),
                UserError);
   EXPECT_THROW(ShortConv().infer(std::vector<ValueType>{x, {DType::kF32, {8, 17}}, bounds}),
+               UserError);
+  EXPECT_THROW(ShortConv({.all_channels = 16, .first_channel = 9})
+                   .infer(std::vector<ValueType>{x, {DType::kF32, {16, 4}}, bounds}),
                UserError);
 }
 

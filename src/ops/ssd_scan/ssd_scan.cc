@@ -15,14 +15,19 @@ SsdOperator::SsdOperator(const SsdSpec& spec) : spec_(spec) {
           "ssd_scan: steps from {} to {}; expected limits of at least 0 that rise, or a largest "
           "step of 0 for none",
           spec.min_step, spec.max_step);
+  require(spec.first_head >= 0 && spec.first_head + spec.num_heads <= spec.num_weights(),
+          "ssd_scan: {} heads from {} on are not among {}", spec.num_heads, spec.first_head,
+          spec.num_weights());
 }
 
 std::string SsdOperator::attributes() const {
   const std::string limits = spec_.min_step == 0 && spec_.max_step == 0
                                  ? ""
                                  : fmt::format(" steps={}..{}", spec_.min_step, spec_.max_step);
-  return fmt::format("heads={}x{} states={}x{}{}", spec_.num_heads, spec_.head_size,
-                     spec_.num_groups, spec_.state_size, limits);
+  const std::string place =
+      spec_.all_heads == 0 ? "" : fmt::format(" from={} of={}", spec_.first_head, spec_.all_heads);
+  return fmt::format("heads={}x{} states={}x{}{}{}", spec_.num_heads, spec_.head_size,
+                     spec_.num_groups, spec_.state_size, limits, place);
 }
 
 void SsdOperator::check_operands(std::span<const ValueType> inputs, size_t count) const {
@@ -38,7 +43,7 @@ void SsdOperator::check_operands(std::span<const ValueType> inputs, size_t count
   };
   const int64_t tokens = x.shape[0];
   const ValueType states{x.dtype, {tokens, spec_.num_groups * spec_.state_size}};
-  const ValueType of_heads{DType::kF32, {spec_.num_heads}};
+  const ValueType of_heads{DType::kF32, {spec_.num_weights()}};
   check(Op::kX, "x", {x.dtype, {tokens, spec_.num_heads * spec_.head_size}});
   check(Op::kDt, "dt", {x.dtype, {tokens, spec_.num_heads}});
   check(Op::kB, "B", states);

@@ -12,6 +12,11 @@ struct SsdSpec {
   int64_t state_size = 1;  ///< N
   double min_step = 0;
   double max_step = 0;  ///< 0: without limit
+  /// Heads of A_log, D and dt_bias, W; the scan may have some of them, from first_head on. 0: H.
+  int64_t all_heads = 0;
+  int64_t first_head = 0;
+
+  int64_t num_weights() const { return all_heads > 0 ? all_heads : num_heads; }
 };
 
 /// Tokens between which states are kept for the backward pass.
@@ -20,7 +25,8 @@ inline constexpr int64_t kSsdChunk = 64;
 /// What forward and backward operators share.
 class SsdOperator : public Operator {
  public:
-  /// Throws UserError unless all sizes are above 0, groups divide heads and limits are in order.
+  /// Throws UserError unless all sizes are above 0, groups divide heads, limits are in order and
+  /// the heads are among those of the weights.
   explicit SsdOperator(const SsdSpec& spec);
   std::string attributes() const override;
   const SsdSpec& spec() const { return spec_; }
@@ -38,7 +44,7 @@ class SsdOperator : public Operator {
 /// for every head a state S [N, P], 0 before a sequence's first token, and
 ///   S_t = exp(-exp(A_log) d_t) S_{t-1} + d_t B_t x_tᵀ,   y_t = S_tᵀ C_t + D x_t,
 /// where d_t = softplus(dt_t + dt_bias), raised to min_step and lowered to max_step. (x A [T, H·P],
-/// dt A [T,H], B A [T, G·N], C A [T, G·N], A_log F32 [H], D F32 [H], dt_bias F32 [H], cu_seqlens
+/// dt A [T,H], B A [T, G·N], C A [T, G·N], A_log F32 [W], D F32 [W], dt_bias F32 [W], cu_seqlens
 /// I32 [S+1]) -> y A [T, H·P]. Sequence s is the rows cu_seqlens[s] to cu_seqlens[s + 1]; kernels
 /// for the CPU throw UserError unless these rise from 0 to T. Kernels work in F32; those of GPUs
 /// for BF16 multiply values rounded to it (ssd_dual.h).
@@ -55,7 +61,7 @@ class SsdScan final : public SsdOperator {
 };
 
 /// (x, dt, B, C, A_log, D, dt_bias, cu_seqlens, grad of y A [T, H·P]) -> gradients of x, dt, B and
-/// C, of their types; those of A_log, D and dt_bias F32 [H], accumulated in a fixed order. The
+/// C, of their types; those of A_log, D and dt_bias F32 [W], accumulated in a fixed order. The
 /// states between chunks are computed again, into scratch memory.
 class SsdScanBackward final : public SsdOperator {
  public:

@@ -88,9 +88,9 @@ struct SsdOperands {
             .dt = args.in(Op::kDt).template as<T>(),
             .b = args.in(Op::kB).template as<T>(),
             .c = args.in(Op::kC).template as<T>(),
-            .a_log = args.in(Op::kALog).template as<float>(),
-            .skip = args.in(Op::kD).template as<float>(),
-            .bias = args.in(Op::kDtBias).template as<float>()};
+            .a_log = args.in(Op::kALog).template as<float>() + op.spec().first_head,
+            .skip = args.in(Op::kD).template as<float>() + op.spec().first_head,
+            .bias = args.in(Op::kDtBias).template as<float>() + op.spec().first_head};
   }
 
   int64_t group_of(int64_t head) const { return head / (spec.num_heads / spec.num_groups); }
@@ -387,7 +387,7 @@ void sum_parts(const float* partials, int64_t parts, int64_t rows, int64_t width
   }
 }
 
-/// Adds to the accumulators of one head's numbers.
+/// Adds to the accumulators of one head's numbers, the one number `head` of the weights.
 void add_head_grads(const Args<SsdScanBackward>& args, int64_t head, const SsdHeadGrads& grads) {
   using Op = SsdScanBackward;
   const auto add = [&](Op::Output output, double value) {
@@ -431,7 +431,7 @@ void ssd_scan_backward(const SsdScanBackward& op, const Args<SsdScanBackward>& a
         for (size_t s = 0; s + 1 < bounds.size(); ++s)
           head_backward(operands, IndexRange{bounds[s], bounds[s + 1] - bounds[s]}, head, grads,
                         scratch, of_head);
-        add_head_grads(args, head, of_head);
+        add_head_grads(args, spec.first_head + head, of_head);
       }
     });
     sum_parts(memory.b, parts, tokens, width, args.out(Op::kGradB).as<T>());

@@ -23,9 +23,9 @@ cuda::SsdRows describe(const SsdSpec& spec, const Args<Op>& args) {
           .dt = args.in(Op::kDt).data,
           .b = args.in(Op::kB).data,
           .c = args.in(Op::kC).data,
-          .a_log = args.in(Op::kALog).template as<float>(),
-          .skip = args.in(Op::kD).template as<float>(),
-          .dt_bias = args.in(Op::kDtBias).template as<float>()};
+          .a_log = args.in(Op::kALog).template as<float>() + spec.first_head,
+          .skip = args.in(Op::kD).template as<float>() + spec.first_head,
+          .dt_bias = args.in(Op::kDtBias).template as<float>() + spec.first_head};
 }
 
 template <typename Op>
@@ -186,14 +186,18 @@ void ssd_scan_batch(const SsdScanBatch& op, const Args<SsdScanBatch>& args) {
 void ssd_scan_backward(const SsdScanBackward& op, const Args<SsdScanBackward>& args) {
   using Op = SsdScanBackward;
   const cuda::SsdRows x = describe_packed(op.spec(), args);
+  const auto of_heads = [&](Op::Output output) {
+    return cuda::accumulator_of_rows(args, args.out(output),
+                                     {op.spec().first_head, op.spec().num_heads});
+  };
   const cuda::SsdGrads grads = {.y = args.in(Op::kGrad).data,
                                 .x = args.out(Op::kGradX).data,
                                 .dt = args.out(Op::kGradDt).data,
                                 .b = args.out(Op::kGradB).data,
                                 .c = args.out(Op::kGradC).data,
-                                .a_log = cuda::accumulator_of(args, args.out(Op::kGradALog)),
-                                .skip = cuda::accumulator_of(args, args.out(Op::kGradD)),
-                                .dt_bias = cuda::accumulator_of(args, args.out(Op::kGradDtBias)),
+                                .a_log = of_heads(Op::kGradALog),
+                                .skip = of_heads(Op::kGradD),
+                                .dt_bias = of_heads(Op::kGradDtBias),
                                 .num_sms = cuda::context_of(args).num_sms()};
   if (is_dual(op.spec(), x.dtype)) {
     const PlacedDual placed = place_dual(op.spec(), x.tokens, true, args.workspace);

@@ -47,7 +47,7 @@ class SsdScanCuda : public testing::GpuTest {
         [&](DType dtype) -> testing::OperatorInputs {
           const ValueType x{dtype, {tokens, c.spec.num_heads * c.spec.head_size}};
           const ValueType states{dtype, {tokens, c.spec.num_groups * c.spec.state_size}};
-          const ValueType of_heads{DType::kF32, {c.spec.num_heads}};
+          const ValueType of_heads{DType::kF32, {c.spec.num_weights()}};
           return {{"x_x", name_of_dt, "x_b", "x_c", "w_a_log", "w_d", "w_dt_bias", "cu_seqlens"},
                   {x,
                    {dtype, {tokens, c.spec.num_heads}},
@@ -134,8 +134,14 @@ TEST_F(SsdScanCuda, KeepsStepsWithinTheirLimits) {
   }
 }
 
+TEST_F(SsdScanCuda, SomeOfTheWeights) {
+  check({{2, 1, 5, 8, 0, 0, 7, 5}, {0, 3, 140}});
+  check({{4, 2, 64, 64, 0, 0, 16, 4}, {0, 90, 300}});
+}
+
 TEST_F(SsdScanCuda, TinyShape) {
   check({{2, 1, 4, 3}, {0, 3, 140}}, {.once = true});
+  check({{2, 1, 4, 3, 0, 0, 5, 3}, {0, 3, 140}}, {.once = true});
   check({{2, 2, 64, 40}, {0, 66}}, {.once = true});
   check({{3, 1, 72, 72}, {0, 3, 3, 130}}, {.once = true});
 }

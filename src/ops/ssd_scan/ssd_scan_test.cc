@@ -31,7 +31,7 @@ std::vector<TestInput> make_inputs(const SsdCase& c, DType dtype) {
   const int64_t tokens = c.bounds.back();
   const SsdSpec& spec = c.spec;
   const Shape states = {tokens, spec.num_groups * spec.state_size};
-  const Shape heads = {spec.num_heads};
+  const Shape heads = {spec.num_weights()};
   return list_inputs(
       TestInput{random_tensor(dtype, {tokens, spec.num_heads * spec.head_size}, random),
                 Role::kValue, "x"},
@@ -60,13 +60,14 @@ std::vector<double> recur(const SsdCase& c, const std::vector<TestInput>& inputs
       std::vector<double> state(spec.state_size * spec.head_size);
       const int64_t group = h / (spec.num_heads / spec.num_groups);
       for (int64_t t = c.bounds[s]; t < c.bounds[s + 1]; ++t) {
+        const int64_t own = spec.first_head + h;
         const double step =
-            step_of(spec, in[SsdScan::kDt][t * spec.num_heads + h] + in[SsdScan::kDtBias][h]);
-        const double decay = std::exp(-std::exp(in[SsdScan::kALog][h]) * step);
+            step_of(spec, in[SsdScan::kDt][t * spec.num_heads + h] + in[SsdScan::kDtBias][own]);
+        const double decay = std::exp(-std::exp(in[SsdScan::kALog][own]) * step);
         const int64_t states_at = (t * spec.num_groups + group) * spec.state_size;
         for (int64_t p = 0; p < spec.head_size; ++p) {
           const int64_t at = (t * spec.num_heads + h) * spec.head_size + p;
-          y[at] = in[SsdScan::kD][h] * in[SsdScan::kX][at];
+          y[at] = in[SsdScan::kD][own] * in[SsdScan::kX][at];
           for (int64_t n = 0; n < spec.state_size; ++n) {
             double& number = state[n * spec.head_size + p];
             number = decay * number + step * in[SsdScan::kB][states_at + n] * in[SsdScan::kX][at];
@@ -102,13 +103,13 @@ TEST_P(SsdScanCases, GradientsMatchFiniteDifferences) {
   testing::check_gradients(make_ssd_scan(c.spec), kernels(), make_inputs(c, DType::kF32));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SsdScanCases,
-                         ::testing::Values(SsdCase{{1, 1, 4, 4}, {0, 0}},
-                                           SsdCase{{1, 1, 4, 3}, {0, 1}},
-                                           SsdCase{{4, 2, 5, 8}, {0, 3, 3, 4, 20}},
-                                           SsdCase{{3, 1, 16, 17}, {0, 64, 129}},
-                                           SsdCase{{2, 2, 33, 5}, {0, 63, 150}},
-                                           SsdCase{{1, 1, 1, 3}, {0, 130}}));
+INSTANTIATE_TEST_SUITE_P(
+    All, SsdScanCases,
+    ::testing::Values(SsdCase{{1, 1, 4, 4}, {0, 0}}, SsdCase{{1, 1, 4, 3}, {0, 1}},
+                      SsdCase{{4, 2, 5, 8}, {0, 3, 3, 4, 20}},
+                      SsdCase{{3, 1, 16, 17}, {0, 64, 129}}, SsdCase{{2, 2, 33, 5}, {0, 63, 150}},
+                      SsdCase{{1, 1, 1, 3}, {0, 130}}, SsdCase{{2, 1, 5, 4, 0, 0, 6, 0}, {0, 9}},
+                      SsdCase{{4, 2, 5, 8, 0, 0, 9, 5}, {0, 3, 3, 4, 20}}));
 
 /// Limits that some steps meet; where they do, dt has no gradient.
 TEST(SsdScan, KeepsStepsWithinTheirLimits) {
@@ -167,6 +168,7 @@ TEST(SsdScan, GoesOnFromStates) {
 TEST(SsdScan, RefusesWhatDoesNotFit) {
   EXPECT_THROW(SsdScan({.num_heads = 3, .num_groups = 2}), UserError);
   EXPECT_THROW(SsdScan({.min_step = 2, .max_step = 1}), UserError);
+  EXPECT_THROW(SsdScan({.num_heads = 2, .all_heads = 4, .first_head = 3}), UserError);
   const SsdCase c{{4, 2, 8, 5}, {0, 20}};
   std::vector<ValueType> types;
   for (const TestInput& input : make_inputs(c, DType::kF32))

@@ -21,6 +21,7 @@ struct LayoutCase {
   std::vector<std::string> offload = {};
   /// Rows that the device alone counts wait in pages, of which there are enough for the worst.
   bool stash = false;
+  bool documents = false;  ///< rows have two each, of different lengths
 };
 inline void PrintTo(const LayoutCase& c, std::ostream* out) {
   *out << c.name;

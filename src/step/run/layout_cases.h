@@ -411,7 +411,7 @@ inline std::vector<LayoutCase> expert_layouts() {
 
 inline std::vector<LayoutCase> model_layouts() {
   std::vector<LayoutCase> all = communication_layouts();
-  for (const auto& more : {mixer_layouts(), expert_layouts()})
+  for (const auto& more : {mixer_layouts(), shared_sequence_layouts(), expert_layouts()})
     all.insert(all.end(), more.begin(), more.end());
   return all;
 }

@@ -39,6 +39,7 @@ class LayoutStep {
   static constexpr int64_t kMicroBatches = 4;  ///< of all ranks together
   static constexpr int64_t kSequences = 2;
   static constexpr int64_t kLength = 16;
+  static constexpr int64_t kFirstDocument = 5;  ///< tokens of a row's, where it has two
 
   LayoutStep(const LayoutCase& c, DType dtype, World& world, const Backend& backend)
       : backend_(backend), config_(tiny_config()) {
@@ -64,6 +65,7 @@ class LayoutStep {
     part.in_flight = count_in_flight(steps, place.num_chunks);
     for (int64_t g = part.groups.dp->rank(); g < kMicroBatches; g += data_ranks) {
       batches_.emplace_back(config_, kSequences, kLength, static_cast<uint64_t>(g));
+      if (c.documents) batches_.back().split_rows(kLength, kFirstDocument);
       noise_.push_back({.training = true, .key = 9, .first_token = g * kSequences * kLength});
     }
 
@@ -76,6 +78,7 @@ class LayoutStep {
     if (c.stash) policy.stash = StashPolicy{.factor = 1, .page_rows = 1};
     if (c.recompute) policy.recompute = parse_recompute({"all"});
     BatchShape shape = tiny_shape(kSequences, kLength, dtype);
+    if (c.documents) shape.max_sequences = 2 * kSequences;
     shape.trains = true;
     model_ = std::make_unique<TrainingModel>(config_, shape, policy, backend, std::move(part));
     model_->place(place_saved(model_->programs(), steps));

@@ -4,6 +4,102 @@
 
 namespace tessera::testing {
 
+/// Small queries and keys, made unit vectors, would turn far: long ones are rarely small.
+inline void make_gated_delta(ModelConfig& m) {
+  m.init_deviation = 0.7;
+  m.delta_layers = {0};
+  m.delta = {.num_key_heads = 2, .num_value_heads = 4, .key_size = 24, .value_size = 5};
+}
+
+/// Norms of what heads of 5 values give magnify its rounding.
+inline void make_kimi_delta(ModelConfig& m) {
+  m.init_deviation = 0.7;
+  m.norm_eps = 0.01;
+  m.delta_layers = {0};
+  m.delta = {.kind = DeltaKind::kKimi,
+             .num_key_heads = 2,
+             .num_value_heads = 2,
+             .key_size = 24,
+             .value_size = 5};
+  m.attention = AttentionKind::kLatent;
+  m.num_kv_heads = 0;
+  m.latent = {.query_rank = 0, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
+  m.rope.fraction = 0;
+}
+
+inline void make_mamba(ModelConfig& m) {
+  m.mamba_layers = {0};
+  m.mamba = {.num_heads = 4, .head_size = 6, .num_groups = 2, .state_size = 5};
+}
+
+inline void make_gated_convolution(ModelConfig& m) {
+  m.init_deviation = 0.5;
+  m.conv_layers = {0};
+  m.conv = {.size = 3, .bias = true};
+}
+
+/// Mixers that hand a state from token to token, over ranks that share sequences.
+inline std::vector<LayoutCase> shared_sequence_layouts() {
+  using P = ParallelSpec;
+  using M = ModelConfig;
+  return {
+      {"gated_delta_cp", 4,
+       [](P& p) {
+         p.layout.cp = 2;
+         p.layout.pp = 2;
+       },
+       make_gated_delta},
+      // Four value heads over as many ranks, the two of keys twice.
+      {.name = "gated_delta_cp_hierarchical_documents",
+       .num_ranks = 4,
+       .spread =
+           [](P& p) {
+             p.layout.cp = 4;
+             p.context = ContextExchange::kHierarchical;
+             p.context_inner = 2;
+           },
+       .change = make_gated_delta,
+       .documents = true},
+      {"gated_delta_cp_adapters", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+         p.layout.ep = 4;
+       },
+       [](M& m) {
+         make_gated_delta(m);
+         m.lora = {.rank = 3, .alpha = 5};
+       }},
+      {"kimi_delta_cp", 2, [](P& p) { p.layout.cp = 2; }, make_kimi_delta, true},
+      // Both heads of a tensor-parallel rank are of one group.
+      {.name = "mamba_tp_cp_documents",
+       .num_ranks = 4,
+       .spread =
+           [](P& p) {
+             p.layout.tp = 2;
+             p.layout.cp = 2;
+           },
+       .change = make_mamba,
+       .documents = true},
+      {"mamba_cp_all_to_all", 4,
+       [](P& p) {
+         p.layout.cp = 2;
+         p.layout.ep = 2;
+         p.context = ContextExchange::kAllToAll;
+       },
+       make_mamba},
+      {.name = "gated_convolution_cp_documents",
+       .num_ranks = 4,
+       .spread =
+           [](P& p) {
+             p.layout.tp = 2;
+             p.layout.cp = 2;
+           },
+       .change = make_gated_convolution,
+       .documents = true},
+  };
+}
+
 /// Layouts of each kind of mixer.
 inline std::vector<LayoutCase> mixer_layouts() {
   using P = ParallelSpec;
@@ -86,52 +182,25 @@ inline std::vector<LayoutCase> mixer_layouts() {
          p.layout.tp = 2;
          p.layout.pp = 2;
        },
-       [](M& m) {
-         // Small queries and keys, made unit vectors, would turn far: long ones are rarely small.
-         m.init_deviation = 0.7;
-         m.delta_layers = {0};
-         m.delta = {.num_key_heads = 2, .num_value_heads = 4, .key_size = 24, .value_size = 5};
-       }},
+       make_gated_delta},
       {"kimi_delta", 4,
        [](P& p) {
          p.layout.tp = 2;
          p.layout.pp = 2;
        },
-       [](M& m) {
-         m.init_deviation = 0.7;
-         // Norms of what heads of 5 values give magnify its rounding.
-         m.norm_eps = 0.01;
-         m.delta_layers = {0};
-         m.delta = {.kind = DeltaKind::kKimi,
-                    .num_key_heads = 2,
-                    .num_value_heads = 2,
-                    .key_size = 24,
-                    .value_size = 5};
-         m.attention = AttentionKind::kLatent;
-         m.num_kv_heads = 0;
-         m.latent = {
-             .query_rank = 0, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
-         m.rope.fraction = 0;
-       }},
+       make_kimi_delta},
       {"mamba", 4,
        [](P& p) {
          p.layout.tp = 2;
          p.layout.pp = 2;
        },
-       [](M& m) {
-         m.mamba_layers = {0};
-         m.mamba = {.num_heads = 4, .head_size = 6, .num_groups = 2, .state_size = 5};
-       }},
+       make_mamba},
       {"gated_convolution", 4,
        [](P& p) {
          p.layout.tp = 2;
          p.layout.pp = 2;
        },
-       [](M& m) {
-         m.init_deviation = 0.5;
-         m.conv_layers = {0};
-         m.conv = {.size = 3, .bias = true};
-       }},
+       make_gated_convolution},
       {"windows_of_their_own_rotation", 4,
        [](P& p) {
          p.layout.tp = 2;

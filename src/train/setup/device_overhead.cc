@@ -110,7 +110,9 @@ int64_t communication_bytes(const Settings& settings, const RunLayout& layout) {
          group.of(groups.tp->size(), {.rings = true, .pairs = true, .sums_bf16 = bf16}) +
          group.of(groups.heads->size(), {.pairs = true}) +
          group.of(groups.micro_batch->size(), {.rings = true}) +
-         group.of(groups.dp->size(), {.rings = counts_batch}) + group.of(ring, {.rings = true}) +
+         group.of(groups.dp->size(), {.rings = counts_batch}) +
+         // Mixers that hand on states exchange heads in the ring, too.
+         group.of(ring, {.rings = true, .pairs = settings.model.has_states()}) +
          bytes_of_messages(ring) +
          // Along the pipeline there are three, of which two have messages.
          3 * group.of(stages, {}) + 2 * bytes_of_messages(stages);

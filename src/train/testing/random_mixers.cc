@@ -4,33 +4,56 @@
 
 namespace tessera::testing {
 
+namespace {
+
+/// A norm of what a layer or a head gives makes rounding errors of small rows as large as the rows:
+/// with an epsilon of its usual size a few steps of so small a model tell layouts apart.
+constexpr double kEpsilonBehind = 0.05;
+
+/// Layers that hand a state from token to token go with context parallelism, not with attention's
+/// exchange of heads over the ranks of tensor parallelism.
+bool allows_states(const ParallelSpec& parallel) {
+  return parallel.attention != AttentionParallel::kUlysses;
+}
+
+/// Heads that every rank of tp and cp has equally many of.
+int64_t draw_heads(Draw& draw, const LayoutSpec& layout) {
+  return layout.tp * layout.cp * (1 + draw.upto(2));
+}
+
+/// Keys, or groups, of `heads`: perhaps fewer than ranks of cp, of which several have each then.
+int64_t draw_shared_heads(Draw& draw, const LayoutSpec& layout, int64_t heads) {
+  return draw.chance(2) ? heads : layout.tp * draw.divisor(layout.cp);
+}
+
+}  // namespace
+
 void draw_delta(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
   const ParallelSpec& parallel = result.settings.parallel;
   model.attention_gate = !model.is_latent() && draw.chance(4);
   if (model.is_latent() && !model.index.is_on() && draw.chance(4)) model.rope = {.fraction = 0};
-  const bool spreads_tokens =
-      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
-  if (spreads_tokens || model.window > 0 || !draw.chance(3)) return;
+  if (!allows_states(parallel) || model.window > 0 || !draw.chance(3)) return;
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (draw.chance(2)) model.delta_layers.push_back(layer);
   }
-  const int64_t heads = parallel.layout.tp * (1 + draw.upto(2));
+  const int64_t heads = draw_heads(draw, parallel.layout);
   const bool is_kimi = draw.chance(2);
   model.delta = {.kind = is_kimi ? DeltaKind::kKimi : DeltaKind::kGated,
-                 .num_key_heads = heads,
+                 .num_key_heads = is_kimi ? heads : draw_shared_heads(draw, parallel.layout, heads),
                  .num_value_heads = heads * (is_kimi ? 1 : 1 + draw.upto(2)),
-                 .key_size = 3 + draw.upto(4),
+                 .key_size = 12 + draw.upto(4),  // shorter ones, made unit vectors, turn far
                  .value_size = 3 + draw.upto(4),
                  .conv_size = 1 + draw.upto(4)};
+  if (!model.delta_layers.empty()) model.norm_eps = kEpsilonBehind;
 }
 
 void draw_mamba(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
   const ParallelSpec& parallel = result.settings.parallel;
-  const bool spreads_tokens =
-      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
-  if (spreads_tokens || model.window > 0 || result.settings.qk_clip > 0 || !draw.chance(3)) return;
+  if (!allows_states(parallel) || model.window > 0 || result.settings.qk_clip > 0 ||
+      !draw.chance(3))
+    return;
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (!model.is_delta_layer(layer) && draw.chance(2)) model.mamba_layers.push_back(layer);
     const bool is_last = layer == model.num_layers - 1 && model.mtp_layers > 0;
@@ -38,19 +61,15 @@ void draw_mamba(Draw& draw, RandomLayout& result) {
     const bool has_state = model.is_delta_layer(layer) || model.is_mamba_layer(layer);
     (has_state ? model.layers_without_mlp : model.layers_without_mixer).push_back(layer);
   }
-  const int64_t groups = parallel.layout.tp * (1 + draw.upto(2));
-  model.mamba = {.num_heads = groups * (1 + draw.upto(2)),
+  const int64_t heads = draw_heads(draw, parallel.layout);
+  model.mamba = {.num_heads = heads,
                  .head_size = 3 + draw.upto(4),
-                 .num_groups = groups,
+                 .num_groups = draw_shared_heads(draw, parallel.layout, heads),
                  .state_size = 3 + draw.upto(4),
                  .conv_size = 1 + draw.upto(4),
                  .conv_bias = draw.chance(2),
                  .proj_bias = draw.chance(2)};
 }
-
-/// A norm of what a layer gives makes rounding errors of small rows as large as the rows: with an
-/// epsilon of its usual size a few steps of so small a model tell layouts apart.
-constexpr double kEpsilonBehind = 0.05;
 
 void draw_mixed(Draw& draw, RandomLayout& result) {
   ModelConfig& model = result.settings.model;
@@ -78,13 +97,14 @@ void draw_mixed(Draw& draw, RandomLayout& result) {
     if (!model.is_latent() && draw.chance(2)) model.rope = {.fraction = 0};
     return;
   }
-  const bool spreads_tokens =
-      parallel.layout.cp > 1 || parallel.attention == AttentionParallel::kUlysses;
-  if (spreads_tokens || result.settings.qk_clip > 0 || !draw.chance(3)) return;
+  if (!allows_states(parallel) || result.settings.qk_clip > 0 || !draw.chance(3)) return;
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (model.is_attention_layer(layer) && draw.chance(2)) model.conv_layers.push_back(layer);
   }
   model.conv = {.size = 1 + draw.upto(4), .bias = draw.chance(2)};
+  const int64_t ranks = parallel.layout.tp * parallel.layout.cp;
+  if (!model.conv_layers.empty())
+    model.hidden_size = (model.hidden_size + ranks - 1) / ranks * ranks;
 }
 
 void draw_chunks(Draw& draw, RandomLayout& result) {

@@ -177,6 +177,49 @@ TEST(StepBytes, ContextHierarchically) {
   EXPECT_EQ(bytes("heads", CommKind::kAllToAll), head_exchange_bytes(kInner, kRanks / kInner));
 }
 
+/// Of layers that exchange rows of `width` elements a token over the ranks of a ring, one way and,
+/// their gradients, back: (n-1)/n of each leave their rank.
+int64_t sequence_exchange_bytes(int64_t width, int64_t num_ranks) {
+  return 2 * kLayers * kTokens * width * (num_ranks - 1) / num_ranks * kF32;
+}
+
+/// Queries, keys, values and what is read; decays and strengths of heads.
+TEST(StepBytes, ContextOfDeltaRules) {
+  constexpr int64_t kRanks = 4;
+  Settings settings = small_settings();
+  settings.model.delta_layers = {0, 1};
+  settings.model.delta = {.num_key_heads = 4, .num_value_heads = 8, .key_size = 6, .value_size = 5};
+  settings.parallel.layout.cp = kRanks;
+  const StepBytes bytes(settings, kRanks);
+  EXPECT_EQ(bytes("ring", CommKind::kAllToAll),
+            sequence_exchange_bytes(2 * 4 * 6 + 2 * 8 * 5 + 2 * 8, kRanks));
+  EXPECT_EQ(bytes("ring", CommKind::kSend), 0);
+}
+
+/// x, what is scanned and steps of heads; B and C once for each rank, where one group has all
+/// heads.
+TEST(StepBytes, ContextOfMamba) {
+  constexpr int64_t kRanks = 4;
+  Settings settings = small_settings();
+  settings.model.mamba_layers = {0, 1};
+  settings.model.mamba = {.num_heads = 8, .head_size = 6, .num_groups = 1, .state_size = 5};
+  settings.parallel.layout.cp = kRanks;
+  const StepBytes bytes(settings, kRanks);
+  EXPECT_EQ(bytes("ring", CommKind::kAllToAll),
+            sequence_exchange_bytes(2 * 8 * 6 + 8 + 2 * kRanks * 5, kRanks));
+}
+
+/// What is convolved.
+TEST(StepBytes, ContextOfGatedConvolutions) {
+  constexpr int64_t kRanks = 4;
+  Settings settings = small_settings();
+  settings.model.conv_layers = {0, 1};
+  settings.parallel.layout.cp = kRanks;
+  settings.parallel.context = ContextExchange::kAllToAll;
+  const StepBytes bytes(settings, kRanks);
+  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), sequence_exchange_bytes(2 * kHidden, kRanks));
+}
+
 /// Experts over ranks that have a micro-batch each.
 Settings expert_layout(DispatcherRequest dispatcher, int64_t ep, int64_t etp) {
   Settings settings = expert_settings();

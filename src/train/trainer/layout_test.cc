@@ -224,6 +224,23 @@ TEST(AnyLayouts, SpreadTheHeadsBiasAndDrawnExperts) {
   expect_agreement_on(settings, {.tp = 2, .cp = 2, .dp = 2, .ep = 2}, 8);
 }
 
+/// Documents over ranks that share sequences in every way, with all that a run may have beside it.
+void expect_agreement_of_contexts(Settings settings) {
+  settings.data.sequence_length = 16;
+  settings.data.split_documents = true;
+  expect_agreement_on(settings, {.cp = 4}, 4);
+  settings.train.schedule = "merged";
+  expect_agreement_on(settings, {.cp = 2, .ep = 2, .pp = 2}, 4);
+  settings.train.schedule = "as_built";
+  settings.parallel.context = ContextExchange::kAllToAll;
+  expect_agreement_on(settings, {.tp = 2, .cp = 2, .ep = 4}, 4);
+  settings.parallel.context = ContextExchange::kHierarchical;
+  settings.parallel.context_inner = 2;
+  settings.train.recompute = {"all"};
+  settings.shard.scope = ShardScope::kFull;
+  expect_agreement_on(settings, {.cp = 4, .dp = 2, .ep = 4}, 8);
+}
+
 /// Layers with Gated DeltaNet, their heads spread, between layers with gated attention.
 TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
   Settings settings = small_settings();
@@ -242,6 +259,8 @@ TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
   settings.train.recompute = {"all"};
   expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
   expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  settings.train.recompute.clear();
+  expect_agreement_of_contexts(settings);
 }
 
 /// Layers with gated short convolutions, their channels spread, between layers that attend.
@@ -261,6 +280,8 @@ TEST(AnyLayouts, SpreadChannelsOfGatedConvolutions) {
   settings.train.recompute = {"all"};
   expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
   expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  settings.train.recompute.clear();
+  expect_agreement_of_contexts(settings);
 }
 
 /// Layers with a window rotated unlike those without, the latter not at all.
@@ -303,6 +324,8 @@ TEST(AnyLayouts, SpreadGroupsOfMamba) {
   settings.train.recompute = {"all"};
   expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
   expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  settings.train.recompute.clear();
+  expect_agreement_of_contexts(settings);
 }
 
 /// The options of Granite and Hunyuan: multipliers at every end, norms of rotated heads.

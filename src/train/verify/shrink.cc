@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -40,13 +41,21 @@ void shrink_attention(ModelConfig& model) {
     latent.nope_size = std::min(latent.nope_size, kHead);
     latent.rope_size = std::min<int64_t>(latent.rope_size, 4);
     latent.value_size = std::min<int64_t>(latent.value_size, 6);
-    shrink_index(model.index, kHead);
+    if (model.index.is_on()) shrink_index(model.index, kHead);
   } else if (model.is_compressed()) {
     shrink_compressed(model, kHead);
   } else {
     model.head_size = std::min(model.head_dim(), kHead);
     model.window_head_size = std::min(model.window_head_size, 2 * kHead);
   }
+}
+
+/// Short keys made unit vectors, and norms of few values, would magnify errors of rounding.
+void shrink_states(ModelConfig& model) {
+  model.delta.key_size = std::min<int64_t>(model.delta.key_size, 24);
+  model.delta.value_size = std::min<int64_t>(model.delta.value_size, 16);
+  model.mamba.head_size = std::min<int64_t>(model.mamba.head_size, 8);
+  model.mamba.state_size = std::min<int64_t>(model.mamba.state_size, 8);
 }
 
 void shrink_experts(MoeConfig& moe, int64_t etp, int64_t tp) {
@@ -86,6 +95,23 @@ int64_t keep_first_compressed(CompressedConfig& compressed, int64_t num_layers) 
   return num_layers;
 }
 
+/// Layers from the first on until there is one of each kind of mixer, one without and one without
+/// an MLP, if the model has any.
+int64_t keep_first_mixers(ModelConfig& model, int64_t num_layers) {
+  const std::array lists = {&model.delta_layers, &model.mamba_layers, &model.conv_layers,
+                            &model.layers_without_mlp, &model.layers_without_mixer};
+  for (int64_t layer = 0; layer < model.num_layers && model.has_states(); ++layer) {
+    if (!model.is_attention_layer(layer)) continue;
+    num_layers = std::max(num_layers, layer + 1);
+    break;
+  }
+  for (const std::vector<int64_t>* layers : lists)
+    if (!layers->empty()) num_layers = std::max(num_layers, *std::ranges::min_element(*layers) + 1);
+  for (std::vector<int64_t>* layers : lists)
+    std::erase_if(*layers, [&](int64_t layer) { return layer >= num_layers; });
+  return num_layers;
+}
+
 /// Leaves out the layers behind the first `num_layers` whose experts tables give; where these are
 /// all that are left, all but the first, so that there are both kinds. The last layer may be one
 /// of prediction, which has none.
@@ -108,7 +134,8 @@ void shrink_depth(Settings& settings) {
     for (const int64_t layer : model.window_layers) layers = std::max(layers, layer + 1);
   }
   for (const int64_t layer : model.moe.dense_layers) layers = std::max(layers, layer + 1);
-  layers = keep_first_compressed(model.compressed, std::min(layers, model.num_layers));
+  layers = keep_first_mixers(model, std::min(layers, model.num_layers));
+  layers = keep_first_compressed(model.compressed, layers);
   model.num_layers = std::min(layers, model.num_layers);
   keep_first_hash_layers(model, model.num_layers);
 }
@@ -147,9 +174,11 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
   ModelConfig& model = settings.model;
   model.inner_size = at_most(model.dense_inner_size(), 24, tp);
   shrink_attention(model);
+  shrink_states(model);
   const int64_t etp = layout.degree(Axis::kEtp);
   const int64_t width_unit = model.moe.mlp_bias ? etp : 1;  // whose biases ETP spreads
-  model.hidden_size = at_most(model.hidden_size, 32, width_unit);
+  const int64_t channels_unit = model.conv_layers.empty() ? 1 : tp * cp;
+  model.hidden_size = at_most(model.hidden_size, 32, std::lcm(width_unit, channels_unit));
   model.moe.latent_size = at_most(model.moe.latent_size, (model.hidden_size + 1) / 2, width_unit);
   shrink_experts(model.moe, etp, tp);
   shrink_depth(settings);
