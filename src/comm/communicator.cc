@@ -299,44 +299,19 @@ Pending Communicator::do_all_to_all_moves(RowMoves moves, std::span<const int64_
   return join_pending(std::move(all));
 }
 
-void Communicator::check_device_counts(const Tensor& send_rows, const Tensor& receive_rows,
-                                       const Tensor& rows) const {
-  for (const Tensor& counts : {send_rows, receive_rows}) {
-    ensure(counts.dtype == DType::kI64 && counts.shape == Shape{size()} &&
-               counts.device == rows.device,
-           "all_to_all over {} ranks: counts {} {}", size(), dtype_name(counts.dtype),
-           counts.shape.to_string());
-  }
-}
-
 Pending Communicator::all_to_all_v(RowMoves moves, const Tensor& send_rows,
                                    const Tensor& receive_rows) {
   ensure(!moves.empty(), "all_to_all of nothing");
   for (const RowMove& move : moves) check_rows(move.in, move.out, "all_to_all");
-  check_device_counts(send_rows, receive_rows, moves[0].in);
+  for (const Tensor& counts : {send_rows, receive_rows}) {
+    ensure(counts.dtype == DType::kI64 && counts.shape == Shape{size()} &&
+               counts.device == moves[0].in.device,
+           "all_to_all over {} ranks: counts {} {}", size(), dtype_name(counts.dtype),
+           counts.shape.to_string());
+  }
   count(CommKind::kAllToAll, 0);
   return start(CommKind::kAllToAll, 0,
                [&] { return do_all_to_all_moves(moves, send_rows, receive_rows); });
-}
-
-Pending Communicator::all_to_all_v(const GatheredRows& rows, const Tensor& send_rows,
-                                   const Tensor& receive_rows) {
-  check_rows(rows.from, rows.to, "all_to_all");
-  check_device_counts(send_rows, receive_rows, rows.from);
-  constexpr int64_t kVector = 16;
-  ensure(rows.source.dtype == DType::kI32 && rows.source.device == rows.from.device &&
-             rows.choices > 0 && row_bytes(rows.from) % kVector == 0,
-         "all_to_all of rows of {} bytes gathered by {} {} over {}", row_bytes(rows.from),
-         dtype_name(rows.source.dtype), rows.source.shape.to_string(), rows.choices);
-  count(CommKind::kAllToAll, 0);
-  return start(CommKind::kAllToAll, 0,
-               [&] { return do_all_to_all_gathered(rows, send_rows, receive_rows); });
-}
-
-Pending Communicator::do_all_to_all_gathered(const GatheredRows& /*rows*/,
-                                             const Tensor& /*send_rows*/,
-                                             const Tensor& /*receive_rows*/) {
-  throw InternalError(fmt::format("group {}: rows that are gathered as they are sent", name_));
 }
 
 Pending Communicator::do_all_to_all_moves(RowMoves /*moves*/, const Tensor& /*send_rows*/,

@@ -53,15 +53,6 @@ struct RowMove {
 };
 using RowMoves = std::span<const RowMove>;
 
-/// Rows that are gathered as they are sent: row i of those that go is row source[i] / choices of
-/// `from`, or zeros where source[i] is negative. `source` is I32 [R] in the tensors' memory.
-struct GatheredRows {
-  Tensor from;
-  Tensor source;
-  int64_t choices = 1;
-  Tensor to;
-};
-
 /// The ranks that communicate with one another, seen from one of them. Every member must start the
 /// same operations in the same order. Operations move raw bytes of contiguous tensors; kinds that
 /// reduce take F32, BF16 (summed in F32, rounded once), F64, I32 and I64. Rows are along the first
@@ -118,9 +109,6 @@ class Communicator {
   /// wait for. CommStatistics counts the call and no bytes. REQUIRES takes_device_counts().
   [[nodiscard]] Pending all_to_all_v(RowMoves moves, const Tensor& send_rows,
                                      const Tensor& receive_rows);
-  /// The same of rows of whole multiples of 16 bytes.
-  [[nodiscard]] Pending all_to_all_v(const GatheredRows& rows, const Tensor& send_rows,
-                                     const Tensor& receive_rows);
   /// Called by all members before messages between neighbours of the group, of which its first and
   /// last are two: back ends may need it to connect them.
   virtual void connect_neighbours() {}
@@ -149,16 +137,12 @@ class Communicator {
                                       std::span<const int64_t> receive_rows);
   virtual Pending do_all_to_all_moves(RowMoves moves, const Tensor& send_rows,
                                       const Tensor& receive_rows);
-  virtual Pending do_all_to_all_gathered(const GatheredRows& rows, const Tensor& send_rows,
-                                         const Tensor& receive_rows);
   virtual Pending do_send(const Tensor& tensor, int64_t to) = 0;
   virtual Pending do_receive(const Tensor& tensor, int64_t from) = 0;
   virtual Pending do_broadcast(const Tensor& tensor, int64_t root) = 0;
   virtual void do_barrier() = 0;
 
  private:
-  void check_device_counts(const Tensor& send_rows, const Tensor& receive_rows,
-                           const Tensor& rows) const;
   void count(CommKind kind, int64_t bytes);
   /// Calls start(), which begins an operation in the back end; who observes is told of its end.
   template <typename Start>

@@ -1,9 +1,7 @@
 #include <algorithm>
-#include <array>
 
 #include "ops/block_sparse/block_sparse_product.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
-#include "ops/dispatch_rows/dispatch_rows.h"
 #include "ops/expert_activation/activated_product.h"
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
@@ -184,16 +182,6 @@ ShardStatesOf add_clones(const AxisCall& call) {
 
 ShardStatesOf permute(const AxisCall& call) {
   return {{permuted(call.inputs[0], call.inputs[1], call.inputs[2])}};
-}
-
-/// A permutation and, behind it, the exchange of its rows.
-ShardStatesOf dispatch_rows(const AxisCall& call) {
-  using Op = DispatchRows;
-  const ShardState rows =
-      permuted(call.inputs[Op::kX], call.inputs[Op::kSource], call.inputs[Op::kRowOf]);
-  const std::array exchanged{rows, call.inputs[Op::kSendRows], call.inputs[Op::kReceiveRows],
-                             call.inputs[Op::kExtent]};
-  return all_to_all_v({call.op, call.types, call.axis, exchanged, call.axes});
 }
 
 ShardStatesOf permute_choices(const AxisCall& call) {

@@ -471,7 +471,6 @@ constexpr std::pair<std::string_view, Rule> kRules[] = {
     {"all_to_all", all_to_all},
     {"all_to_all_v", all_to_all_v},
     {"all_to_all_v_on_device", all_to_all_v},
-    {"dispatch_rows", dispatch_rows},
     {"gather_heads", gather_heads},
     {"scatter_heads", scatter_heads},
 };

@@ -39,7 +39,6 @@ ShardStatesOf clone_weights(const AxisCall& call);
 ShardStatesOf return_clones(const AxisCall& call);
 ShardStatesOf add_clones(const AxisCall& call);
 ShardStatesOf permute(const AxisCall& call);
-ShardStatesOf dispatch_rows(const AxisCall& call);
 ShardStatesOf permute_choices(const AxisCall& call);
 ShardStatesOf unpermute(const AxisCall& call);
 ShardStatesOf unpermute_weighted(const AxisCall& call);

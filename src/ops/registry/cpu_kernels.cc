@@ -21,7 +21,6 @@
 #include "ops/dequantize/dequantize.h"
 #include "ops/destinations/destinations.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
-#include "ops/dispatch_rows/dispatch_rows.h"
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/activated_product.h"
 #include "ops/expert_activation/expert_activation.h"
@@ -114,7 +113,6 @@ constexpr void (*kOperators[])(KernelTable&) = {
     add_dequantize_cpu,
     add_destinations_cpu,
     add_dispatch_plan_cpu,
-    add_dispatch_rows_cpu,
     add_embedding_cpu,
     add_expert_activation_cpu,
     add_expert_bias_cpu,

@@ -8,7 +8,6 @@
 #include "program/compile/schedule.h"
 #include "program/compile/set_aside.h"
 #include "program/compile/stash_rows.h"
-#include "program/fusion/fuse_dispatch.h"
 #include "program/fusion/fuse_gathers.h"
 #include "program/fusion/fuse_producers.h"
 #include "program/fusion/fuse_repeats.h"
@@ -25,9 +24,6 @@ bool always(const Compilation& /*c*/) {
 }
 bool in_training(const Compilation& c) {
   return c.goal == Goal::kTrain;
-}
-bool on_any_device(const Compilation& c) {
-  return !c.backend.is_host();
 }
 bool on_devices(const Compilation& c) {
   return in_training(c) && !c.backend.is_host();
@@ -197,12 +193,6 @@ void join_small_products(Compilation& c) {
   });
 }
 
-void fuse_dispatches(Compilation& c) {
-  change_all(c.programs, [](const Program& program, const std::vector<ValueId>& kept) {
-    return fuse_dispatch(program, kept);
-  });
-}
-
 void order_nodes(Compilation& c) {
   const ScheduleOptions options{
       .memory_growth = 0.1,
@@ -266,7 +256,6 @@ constexpr Pass kPasses[] = {
      join_repeats},
     {"join_products", "small products of the same rows, or of one sum, become one", on_devices,
      join_small_products},
-    {"fuse_dispatch", "rows are permuted as they are sent", on_any_device, fuse_dispatches},
     {"schedule", "exchanges begin early, computation hides them", in_training, order_nodes},
     {"stash_rows", "rows that the device alone counts wait in pages of a pool", where_stashing,
      stash_saved_rows},

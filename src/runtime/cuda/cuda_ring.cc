@@ -161,19 +161,6 @@ void CudaRing::all_to_all(const RowMove& move, const Tensor& send_rows, const Te
                          stream);
 }
 
-void CudaRing::all_to_all(const GatheredRows& rows, const Tensor& send_rows,
-                          const Tensor& receive_rows, cudaStream_t stream) const {
-  launch_ring_all_to_all(view_,
-                         {.from = rows.from.data,
-                          .to = rows.to.data,
-                          .row_bytes = row_bytes(rows.from),
-                          .source = rows.source.as<int32_t>(),
-                          .choices = static_cast<int>(rows.choices),
-                          .device_send_rows = send_rows.as<int64_t>(),
-                          .device_receive_rows = receive_rows.as<int64_t>()},
-                         stream);
-}
-
 void CudaRing::reduce_scatter(const Tensor& in, const Tensor& out, std::span<const int64_t> rows,
                               cudaStream_t stream) const {
   RingSum sum{.from = in.data, .to = out.data};

@@ -34,8 +34,6 @@ class CudaRing {
   /// I64 [size] counts on the device.
   void all_to_all(const RowMove& move, const Tensor& send_rows, const Tensor& receive_rows,
                   cudaStream_t stream) const;
-  void all_to_all(const GatheredRows& rows, const Tensor& send_rows, const Tensor& receive_rows,
-                  cudaStream_t stream) const;
   /// Of BF16 or F32, here and below; sums are in F32, in the order of the ranks.
   void reduce_scatter(const Tensor& in, const Tensor& out, std::span<const int64_t> rows,
                       cudaStream_t stream) const;

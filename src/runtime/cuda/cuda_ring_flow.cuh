@@ -13,26 +13,6 @@ inline constexpr int kPiece = 6 << 10;
 inline constexpr int kStages = 2;
 inline constexpr int kAhead = 1;  ///< pieces on their way to shared memory
 
-/// The rows that a rank sends, one behind the other, wherever each is.
-struct SentBytes {
-  const std::byte* from;
-  const int32_t* source;  ///< null: they are one behind the other
-  int choices;
-  int64_t row_bytes;
-
-  __device__ __forceinline__ SentBytes(const void* from, const int32_t* source, int choices,
-                                       int64_t row_bytes)
-      : from(static_cast<const std::byte*>(from)),
-        source(source),
-        choices(choices),
-        row_bytes(row_bytes) {}
-  /// Of row `row`; null: zeros.
-  __device__ __forceinline__ const std::byte* row_at(int64_t row) const {
-    const int32_t assignment = __ldg(source + row);
-    return assignment < 0 ? nullptr : from + assignment / choices * row_bytes;
-  }
-};
-
 /// Shared memory of a warp that sends or receives.
 struct Flow {
   Barrier landed[kStages];
@@ -50,31 +30,6 @@ struct Flow {
     Barrier& barrier = landed[idx % kStages];
     barrier.arrive_and_expect(static_cast<uint32_t>(num_bytes));
     load_bytes(pieces[idx % kStages], from, static_cast<uint32_t>(num_bytes), &barrier);
-  }
-  /// The same of what begins at byte `offset` of rows that may be anywhere.
-  __device__ __forceinline__ void load(int64_t idx, const SentBytes& rows, int64_t offset,
-                                       int num_bytes) {
-    if (rows.source == nullptr) return load(idx, rows.from + offset, num_bytes);
-    wait_stores_read<kStages - kAhead>();
-    Barrier& barrier = landed[idx % kStages];
-    std::byte* const piece = pieces[idx % kStages];
-    int64_t row = offset / rows.row_bytes;
-    auto within = static_cast<int>(offset % rows.row_bytes);
-    int zeros = 0;
-    for (int at = 0; at < num_bytes; ++row, within = 0) {
-      const int part = min(num_bytes - at, static_cast<int>(rows.row_bytes) - within);
-      const std::byte* const from = rows.row_at(row);
-      if (from == nullptr) {
-        for (int i = 0; i < part; i += static_cast<int>(sizeof(uint4)))
-          *reinterpret_cast<uint4*>(piece + at + i) = uint4{};
-        zeros += part;
-      } else {
-        load_bytes(piece + at, from + within, static_cast<uint32_t>(part), &barrier);
-      }
-      at += part;
-    }
-    if (zeros > 0) fence_shared_for_async();
-    barrier.arrive_and_expect(static_cast<uint32_t>(num_bytes - zeros));
   }
   __device__ __forceinline__ void wait(int64_t idx) {
     landed[idx % kStages].wait(static_cast<uint32_t>(idx / kStages % 2));
@@ -219,7 +174,7 @@ __device__ inline void tell_chunks(const Channel& channel, Flow& flow, bool has_
 
 /// One thread puts the channel's chunks into the memory of the other ranks, once there is room;
 /// false where the host gave up.
-__device__ inline bool send_pieces(const Channel& channel, Flow& flow, const SentBytes& rows) {
+__device__ inline bool send_pieces(const Channel& channel, Flow& flow, const std::byte* from) {
   Pieces load(channel);
   Pieces store(channel);
   PutCounter put(flow);
@@ -227,7 +182,7 @@ __device__ inline bool send_pieces(const Channel& channel, Flow& flow, const Sen
   bool ok = true;
   for (int64_t idx = 0; ok && store.is_valid(); ++idx, store.next()) {
     for (; load.is_valid() && loaded - idx < kAhead; ++loaded, load.next())
-      flow.load(loaded, rows, load.offset(), load.num_bytes());
+      flow.load(loaded, from + load.offset(), load.num_bytes());
     flow.wait(idx);
     const uint64_t chunk = channel.chunk_to(store.peer(), store.turn());
     if (store.begins_chunk() && !channel.has_room(store.peer(), chunk)) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/error.h"
 #include "ops/cuda/check.h"
 #include "runtime/cuda/cuda_ring_flow.cuh"
 
@@ -75,14 +74,14 @@ __device__ bool receive_turn(const Channel& c, std::byte* to, int64_t turn, int 
 /// Sends all that goes through the channel; every lane of the warp calls it. Where words are whole
 /// vectors TMA moves them.
 template <typename Word>
-__device__ bool send_all(const Channel& c, Flow& flow, const SentBytes& rows) {
+__device__ bool send_all(const Channel& c, Flow& flow, const std::byte* from) {
   const auto lane = static_cast<int>(threadIdx.x % kWarp);
   if constexpr (sizeof(Word) == sizeof(uint4)) {
-    return agree(lane != 0 || send_pieces(c, flow, rows));
+    return agree(lane != 0 || send_pieces(c, flow, from));
   } else {
     const int64_t turns = c.turns();
     for (int64_t turn = 0; turn < turns; ++turn) {
-      if (!send_turn<Word>(c, rows.from, turn, lane)) return false;
+      if (!send_turn<Word>(c, from, turn, lane)) return false;
     }
     return true;
   }
@@ -103,44 +102,15 @@ __device__ bool receive_all(const Channel& c, Flow& flow, std::byte* to) {
   }
 }
 
-/// A warp's place among those of the blocks behind the ring's, which copy what a rank has for
-/// itself.
-__device__ __forceinline__ int64_t own_warp() {
-  return (blockIdx.x - kRingBlocks) * int64_t{kRingThreads / kWarp} + threadIdx.x / kWarp;
-}
-constexpr int64_t kOwnWarps = int64_t{kOwnBlocks} * (kRingThreads / kWarp);
-
+/// Blocks behind those of the ring copy what a rank has for itself.
 template <typename Word>
 __device__ void copy_own(const std::byte* from, std::byte* to, int64_t num_bytes) {
   constexpr int kStretch = kUnroll * kWarp * static_cast<int>(sizeof(Word));
-  for (int64_t at = own_warp() * kStretch; at < num_bytes; at += kOwnWarps * kStretch)
+  constexpr int64_t kWarpsOfBlock = kRingThreads / kWarp;
+  const int64_t warp = (blockIdx.x - kRingBlocks) * kWarpsOfBlock + threadIdx.x / kWarp;
+  for (int64_t at = warp * kStretch; at < num_bytes; at += kOwnBlocks * kWarpsOfBlock * kStretch)
     copy_words<Word>(from + at, to + at, static_cast<int>(min(num_bytes - at, int64_t{kStretch})),
                      static_cast<int>(threadIdx.x % kWarp));
-}
-
-/// Row `first` and those behind it of what is sent, which may be anywhere.
-__device__ void gather_own(const SentBytes& rows, int64_t first, std::byte* to, int64_t num_bytes) {
-  const auto lane = static_cast<int>(threadIdx.x % kWarp);
-  const auto width = static_cast<int>(rows.row_bytes);
-  for (int64_t row = own_warp(); row * width < num_bytes; row += kOwnWarps) {
-    const std::byte* const from = rows.row_at(first + row);
-    std::byte* const target = to + row * width;
-    if (from != nullptr) {
-      copy_words<uint4>(from, target, width, lane);
-      continue;
-    }
-    for (int i = lane; i * static_cast<int>(sizeof(uint4)) < width; i += kWarp)
-      reinterpret_cast<uint4*>(target)[i] = uint4{};
-  }
-}
-
-template <typename Word>
-__device__ void move_own(const SentBytes& rows, const Stretch& sent, const Stretch& received,
-                         std::byte* to) {
-  if (rows.source != nullptr)
-    return gather_own(rows, sent.offset / rows.row_bytes, to + received.offset, received.num_bytes);
-  const std::byte* const from = rows.from + sent.offset;
-  if (from != to + received.offset) copy_own<Word>(from, to + received.offset, received.num_bytes);
 }
 
 /// Those of the warps that send or receive.
@@ -153,7 +123,7 @@ __device__ __forceinline__ void begin_flows(std::byte* shared) {
 /// up.
 template <typename Word, typename Receive>
 __device__ __forceinline__ void run_ring(const RingView& ring, const RingPlan& plan,
-                                         std::byte* shared, const SentBytes& rows,
+                                         std::byte* shared, const std::byte* from,
                                          const Receive& receive) {
   auto* const flows = reinterpret_cast<Flow*>(shared);
   const auto lane = static_cast<int>(threadIdx.x % kWarp);
@@ -168,7 +138,7 @@ __device__ __forceinline__ void run_ring(const RingView& ring, const RingPlan& p
   const auto index = static_cast<int>(threadIdx.x / kWarp % kRingWarps);
   const Channel channel(ring, plan, role == RingRole::kSend, index);
   Flow& flow = flows[threadIdx.x / kWarp];
-  if (role == RingRole::kSend ? send_all<Word>(channel, flow, rows) : receive(channel, flow))
+  if (role == RingRole::kSend ? send_all<Word>(channel, flow, from) : receive(channel, flow))
     channel.end(lane);
 }
 
@@ -195,11 +165,15 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   if (threadIdx.x == 0) plan_all_to_all(ring, exchange, plan);
   begin_flows(shared);
   __syncthreads();
-  const SentBytes rows(exchange.from, exchange.source, exchange.choices, exchange.row_bytes);
+  const auto* const from = static_cast<const std::byte*>(exchange.from);
   auto* const to = static_cast<std::byte*>(exchange.to);
-  if (blockIdx.x >= kRingBlocks)
-    return move_own<Word>(rows, plan.send[ring.rank], plan.receive[ring.rank], to);
-  run_ring<Word>(ring, plan, shared, rows, [&](const Channel& channel, Flow& flow) {
+  if (blockIdx.x >= kRingBlocks) {
+    const Stretch& own = plan.receive[ring.rank];
+    const std::byte* const own_from = from + plan.send[ring.rank].offset;
+    if (own_from != to + own.offset) copy_own<Word>(own_from, to + own.offset, own.num_bytes);
+    return;
+  }
+  run_ring<Word>(ring, plan, shared, from, [&](const Channel& channel, Flow& flow) {
     return receive_all<Word>(channel, flow, to);
   });
 }
@@ -279,10 +253,10 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   }
   begin_flows(shared);
   __syncthreads();
-  const SentBytes rows(sum.from, nullptr, 1, 0);
+  const auto* const from = static_cast<const std::byte*>(sum.from);
   auto* const to = static_cast<std::byte*>(sum.to);
-  const std::byte* const own = rows.from + plan.send[ring.rank].offset;
-  run_ring<Word>(ring, plan, shared, rows, [&](const Channel& channel, Flow&) {
+  const std::byte* const own = from + plan.send[ring.rank].offset;
+  run_ring<Word>(ring, plan, shared, from, [&](const Channel& channel, Flow&) {
     return sum_all<Value, Word>(channel, own, to);
   });
 }
@@ -311,8 +285,6 @@ void launch_ring_all_to_all(const RingView& ring, const RingAllToAll& exchange,
   const auto fits = [&](int64_t unit) {
     return divide_all(unit, exchange.from, exchange.to, &exchange.row_bytes, 1);
   };
-  ensure(exchange.source == nullptr || fits(sizeof(uint4)), "rows of {} bytes are gathered",
-         exchange.row_bytes);
   if (fits(sizeof(uint4))) return launch(ring_all_to_all<uint4>, kBlocks, ring, exchange, stream);
   if (fits(sizeof(uint32_t)))
     return launch(ring_all_to_all<uint32_t>, kBlocks, ring, exchange, stream);

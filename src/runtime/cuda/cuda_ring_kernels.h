@@ -57,15 +57,12 @@ constexpr size_t ring_count_bytes(int num_ranks) {
 /// send_rows[i] rows of `from` to rank i and receive_rows[i] from it, each in the order of the
 /// ranks without gaps. Counts are those here or, where the pointers are not null, on the device.
 /// Where it `gathers`, every rank gets the same rows of `from`, which may be this rank's place of
-/// `to`. With `source`, in the device's memory, row i of those that are sent is row source[i] /
-/// choices of `from`, or zeros where source[i] is negative; rows are of whole vectors then.
+/// `to`.
 struct RingAllToAll {
   const void* from = nullptr;
   void* to = nullptr;
   int64_t row_bytes = 0;
   bool gathers = false;
-  const int32_t* source = nullptr;
-  int choices = 1;
   int64_t send_rows[kMaxRingRanks] = {};
   int64_t receive_rows[kMaxRingRanks] = {};
   const int64_t* device_send_rows = nullptr;

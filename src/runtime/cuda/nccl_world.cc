@@ -84,8 +84,6 @@ class NcclCommunicator final : public Communicator {
   Pending do_all_to_all_moves(RowMoves moves, Rows send_rows, Rows receive_rows) override;
   Pending do_all_to_all_moves(RowMoves moves, const Tensor& send_rows,
                               const Tensor& receive_rows) override;
-  Pending do_all_to_all_gathered(const GatheredRows& rows, const Tensor& send_rows,
-                                 const Tensor& receive_rows) override;
   Pending do_send(const Tensor& tensor, int64_t to) override;
   Pending do_receive(const Tensor& tensor, int64_t from) override;
   Pending do_broadcast(const Tensor& tensor, int64_t root) override;
@@ -365,12 +363,6 @@ Pending NcclCommunicator::do_all_to_all_moves(RowMoves moves, const Tensor& send
   return start(CommKind::kAllToAll, [&] {
     for (const RowMove& move : moves) ring_->all_to_all(move, send_rows, receive_rows, stream());
   });
-}
-
-Pending NcclCommunicator::do_all_to_all_gathered(const GatheredRows& rows, const Tensor& send_rows,
-                                                 const Tensor& receive_rows) {
-  return start(CommKind::kAllToAll,
-               [&] { ring_->all_to_all(rows, send_rows, receive_rows, stream()); });
 }
 
 Pending NcclCommunicator::do_send(const Tensor& tensor, int64_t to) {

@@ -115,7 +115,7 @@ TEST_F(SeveralGpus, RepeatAndContinueBitwise) {
 }
 
 /// Tokens that travel with padding, or whose numbers the GPUs alone know, dropless and with a
-/// capacity, and rows so wide that they are permuted as they are sent: no bit differs.
+/// capacity, narrow and wide: no bit differs.
 TEST_F(SeveralGpus, OtherExchangesGiveTheBitsOfExactOnes) {
   const int64_t narrow = settings("exchanged").model.hidden_size;
   for (const auto& [capacity, width] :
