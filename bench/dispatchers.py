@@ -7,13 +7,12 @@ For each case and dispatcher: the median step, the MiB that a step's exchanges o
 a rank is not counted), and the share of the traced steps in which these exchanges go on and their rank computes nothing. Hierarchical
 dispatch takes half of the ranks for a node, so it needs four at least.
 """
-import json
 import pathlib
 import re
 import statistics
 import tempfile
 
-from schedules import QWEN3, SMALL, TOKEN_GROUPS, exposed_shares, parse, run, train_arguments, write_text
+from schedules import QWEN3, SMALL, TOKEN_GROUPS, exposed_shares, in_turns, parse, run, run_cases, train_arguments
 
 MIXTRAL = ["--model.preset=mixtral-8x7b", "--model.vocab_size=4096", "--model.num_layers=2", "--data.sequence_length=4096",
            "--train.precision=bf16"]
@@ -52,27 +51,21 @@ def measure(program, name, options, folder):
               *options.more]
     ways = dispatchers(options.ranks, device)
     found = {way: [] for way in ways}
-    for turn in range(options.rounds):
-        for way in ways if turn % 2 == 0 else reversed(ways):
-            with tempfile.TemporaryDirectory(dir=folder) as own:
-                steps, events, output = run(program, [*common, *ways[way]], pathlib.Path(own))
-            found[way].append((statistics.median(steps[2:]), token_mib(output), exposed_shares(events)[0]))
+    for way in in_turns(list(ways), options.rounds):
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            steps, events, output = run(program, [*common, *ways[way]], pathlib.Path(own))
+        found[way].append((statistics.median(steps[2:]), token_mib(output), exposed_shares(events)[0]))
     return {way: dict(zip(("seconds", "mib", "exposed"), map(statistics.median, zip(*runs)))) for way, runs in found.items()}
 
 
+def show(name, ways):
+    for way, of in ways.items():
+        print(f"{name:20} {way:22} {1e3 * of['seconds']:7.1f} ms {of['mib']:9.1f} MiB  {100 * of['exposed']:.1f}", flush=True)
+
+
 def main():
-    options = parse(__doc__, CASES)
-    found = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = pathlib.Path(scratch)
-        write_text(folder / "text.txt")
-        print(f"{'case':20} {'dispatcher':22} {'step':>10} {'tokens sent':>13}  exposed (% of a step)")
-        for name in options.names:
-            found[name] = measure(options.program, name, options, folder)
-            for way, of in found[name].items():
-                print(f"{name:20} {way:22} {1e3 * of['seconds']:7.1f} ms {of['mib']:9.1f} MiB  {100 * of['exposed']:.1f}", flush=True)
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(found, indent=1), encoding="ascii")
+    head = f"{'case':20} {'dispatcher':22} {'step':>10} {'tokens sent':>13}  exposed (% of a step)"
+    run_cases(parse(__doc__, CASES), head, measure, show)
 
 
 if __name__ == "__main__":

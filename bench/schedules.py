@@ -130,18 +130,23 @@ def train_arguments(options, folder, device, micro_batch, global_batch):
             "--run.report=false", "--run.tensorboard=false", "--run.log_interval=1"]
 
 
+def in_turns(ways, rounds):
+    """Each of the ways once a round, every other round backwards."""
+    for turn in range(rounds):
+        yield from ways if turn % 2 == 0 else list(reversed(ways))
+
+
 def measure(program, name, options, folder):
     device, asked, (micro_batch, micro_batches), more = CASES[name]
     layout, sharing = degrees(asked, options.ranks)
     common = [*train_arguments(options, folder, device, micro_batch, micro_batch * micro_batches * sharing), *layout, *more, *options.more]
     seconds = {schedule: [] for schedule in SCHEDULES}
     shares = {schedule: [] for schedule in SCHEDULES}
-    for turn in range(options.rounds):
-        for schedule in SCHEDULES if turn % 2 == 0 else SCHEDULES[::-1]:
-            with tempfile.TemporaryDirectory(dir=folder) as own:
-                steps, events, _ = run(program, [*common, f"--train.schedule={schedule}"], pathlib.Path(own))
-            seconds[schedule].append(statistics.median(steps[2:]))
-            shares[schedule].append(exposed_shares(events))
+    for schedule in in_turns(SCHEDULES, options.rounds):
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            steps, events, _ = run(program, [*common, f"--train.schedule={schedule}"], pathlib.Path(own))
+        seconds[schedule].append(statistics.median(steps[2:]))
+        shares[schedule].append(exposed_shares(events))
     return {schedule: {
         "seconds": statistics.median(seconds[schedule]), "all_seconds": seconds[schedule],
         "exposed_tokens": statistics.median(share[0] for share in shares[schedule]),
@@ -170,22 +175,30 @@ def parse(description, cases):
     return options
 
 
-def main():
-    options = parse(__doc__, CASES)
+def run_cases(options, head, measure_case, show):
+    """Prints `head` and, by show(name, figures), each case as it was measured; writes all figures where --json says."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         write_text(folder / "text.txt")
-        print(f"{'case':34} {'as built':>10} {'merged':>10} {'ratio':>6}  exposed: tokens, all exchanges (% of a step)")
+        print(head, flush=True)
         for name in options.names:
-            found[name] = result = measure(options.program, name, options, folder)
-            before, after = (result[schedule] for schedule in SCHEDULES)
-            print(f"{name:34} {1e3 * before['seconds']:7.1f} ms {1e3 * after['seconds']:7.1f} ms "
-                  f"{before['seconds'] / after['seconds']:6.3f}  {100 * before['exposed_tokens']:.1f} -> "
-                  f"{100 * after['exposed_tokens']:.1f}, {100 * before['exposed']:.1f} -> {100 * after['exposed']:.1f}",
-                  flush=True)
+            found[name] = measure_case(options.program, name, options, folder)
+            show(name, found[name])
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(found, indent=1), encoding="ascii")
+
+
+def show(name, result):
+    before, after = (result[schedule] for schedule in SCHEDULES)
+    print(f"{name:34} {1e3 * before['seconds']:7.1f} ms {1e3 * after['seconds']:7.1f} ms "
+          f"{before['seconds'] / after['seconds']:6.3f}  {100 * before['exposed_tokens']:.1f} -> "
+          f"{100 * after['exposed_tokens']:.1f}, {100 * before['exposed']:.1f} -> {100 * after['exposed']:.1f}", flush=True)
+
+
+def main():
+    head = f"{'case':34} {'as built':>10} {'merged':>10} {'ratio':>6}  exposed: tokens, all exchanges (% of a step)"
+    run_cases(parse(__doc__, CASES), head, measure, show)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pathlib
 import statistics
 import tempfile
 
-from schedules import QWEN3, SMALL, parse, run, train_arguments, write_text
+from schedules import QWEN3, SMALL, in_turns, parse, run, run_cases, train_arguments
 
 # Name: device, (sequences of a micro-batch, micro-batches of a step), and other options of `tessera train`.
 CASES = {
@@ -31,32 +31,26 @@ def measure(program, name, options, folder):
     common = [*train_arguments(options, folder, device, micro_batch, micro_batch * micro_batches * options.ranks),
               f"--parallel.ep={options.ranks}", "--parallel.dispatcher=deduplicated", *more, *options.more]
     found = {way: [] for way in WAYS}
-    for turn in range(options.rounds):
-        for way in WAYS if turn % 2 == 0 else reversed(WAYS):
-            with tempfile.TemporaryDirectory(dir=folder) as own:
-                steps, _, _ = run(program, [*common, *WAYS[way]], pathlib.Path(own))
-                lines = map(json.loads, (pathlib.Path(own) / "run" / "metrics.jsonl").read_text().splitlines())
-                last = [line for line in lines if line.get("type") == "step"][-1]
-            found[way].append((statistics.median(steps[2:]), last["memory_used"] / MIB, last["memory_predicted"] / MIB,
-                               last.get("repeated_steps", 0)))
+    for way in in_turns(list(WAYS), options.rounds):
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            steps, _, _ = run(program, [*common, *WAYS[way]], pathlib.Path(own))
+            lines = map(json.loads, (pathlib.Path(own) / "run" / "metrics.jsonl").read_text().splitlines())
+            last = [line for line in lines if line.get("type") == "step"][-1]
+        found[way].append((statistics.median(steps[2:]), last["memory_used"] / MIB, last["memory_predicted"] / MIB,
+                           last.get("repeated_steps", 0)))
     return {way: dict(zip(("seconds", "used_mib", "predicted_mib", "repeated"), map(statistics.median, zip(*runs))))
             for way, runs in found.items()}
 
 
+def show(name, ways):
+    for way, row in ways.items():
+        print(f"{name:20} {way:12} {1e3 * row['seconds']:7.1f} ms {row['seconds'] / ways['worst']['seconds']:9.3f} "
+              f"{row['used_mib']:10.0f} {row['predicted_mib']:10.0f}  {row['repeated']:.0f}", flush=True)
+
+
 def main():
-    options = parse(__doc__, CASES)
-    found = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = pathlib.Path(scratch)
-        write_text(folder / "text.txt")
-        print(f"{'case':20} {'way':12} {'step':>10} {'of worst':>9} {'MiB used':>10} {'predicted':>10}  steps done again")
-        for name in options.names:
-            found[name] = ways = measure(options.program, name, options, folder)
-            for way, row in ways.items():
-                print(f"{name:20} {way:12} {1e3 * row['seconds']:7.1f} ms {row['seconds'] / ways['worst']['seconds']:9.3f} "
-                      f"{row['used_mib']:10.0f} {row['predicted_mib']:10.0f}  {row['repeated']:.0f}", flush=True)
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(found, indent=1), encoding="ascii")
+    head = f"{'case':20} {'way':12} {'step':>10} {'of worst':>9} {'MiB used':>10} {'predicted':>10}  steps done again"
+    run_cases(parse(__doc__, CASES), head, measure, show)
 
 
 if __name__ == "__main__":
