@@ -179,8 +179,12 @@ TEST_F(CliRanks, AMistakeIsToldOnceBeforeRanksStart) {
 
 /// Rank 0 holds the folder for all, and where it is lost all end together.
 TEST_F(CliRanks, OwnTheirFolderTogether) {
-  const Arguments endless = {"--ranks", "2", "--train.steps=100000000", "--optim.schedule=constant",
-                             "--train.validation_interval=0"};
+  const Arguments endless = {"--ranks",
+                             "2",
+                             "--train.steps=100000000",
+                             "--optim.schedule=constant",
+                             "--train.validation_interval=0",
+                             "--run.checkpoint_interval=0"};
   ChildProcess first(layout("run", endless));
   ASSERT_NE(first.read_line_with("  7/"), "");
   for (const Arguments& second : {endless, Arguments{}}) {
