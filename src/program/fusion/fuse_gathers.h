@@ -21,8 +21,10 @@ struct GatherUse {
 /// program, and what it gathers from is no larger at the bound than its rows, since that lives, or
 /// is kept, in their place. With kAuto it must also be a GPU, and making the rows must take longer
 /// than what gathering adds to their readers; where they would be kept, what the backward pass
-/// needs in their place may take half as much time more than making them. The bits stay. Values
-/// keep their ids; rows that are no longer made have no node.
+/// needs in their place may take half as much time more than making them. The bits stay, but
+/// for gradients of what several readers gather (experts and their adapters): each adds its own up
+/// by token, where with a copy their rows are added first. Values keep their ids; rows that are no
+/// longer made have no node.
 Program fuse_gathers(const Program& program, GatherFusion which, const Backend& backend,
                      const GatherUse& use);
 

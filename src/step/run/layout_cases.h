@@ -385,6 +385,12 @@ inline std::vector<LayoutCase> expert_layouts() {
          m.tie_embeddings = true;
          m.lora = {.rank = 3, .alpha = 5};
        }},
+      {"adapters_of_whole_experts", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+       },
+       [](M& m) { m.lora = {.rank = 3, .alpha = 5}; }},
       {"adapters_few_key_heads", 4, [](P& p) { p.layout.tp = 4; },
        [](M& m) {
          m.output_bias = true;

@@ -27,13 +27,24 @@ TEST_P(HostLayouts, FusedActivationsGiveTheBitsOfKernelsApart) {
   expect_same_step(run_layout(c, DType::kF32, run_host_ranks), apart, 0);
 }
 
-/// Also where what a product gathers has come from other ranks.
+/// Experts and their adapters gather the same rows, where these are not of other ranks.
+bool gathers_rows_twice(const LayoutCase& c) {
+  ModelConfig config;
+  c.change(config);
+  ParallelSpec parallel;
+  c.spread(parallel);
+  return config.lora.rank > 0 && parallel.layout.ep == 1;
+}
+
+/// Also where what a product gathers has come from other ranks. Gradients of what is gathered twice
+/// are added up in another order (program/fusion/fuse_gathers.h).
 TEST_P(HostLayouts, FusedGathersGiveTheBitsOfCopies) {
   LayoutCase c = GetParam();
   c.gathers = GatherFusion::kNever;
   const StepResult copies = run_layout(c, DType::kF32, run_host_ranks);
   c.gathers = GatherFusion::kAlways;
-  expect_same_step(run_layout(c, DType::kF32, run_host_ranks), copies, 0);
+  expect_same_step(run_layout(c, DType::kF32, run_host_ranks), copies,
+                   gathers_rows_twice(c) ? 1e-6 : 0);
 }
 
 /// Whatever waits in the host's memory comes back as it was.
