@@ -21,12 +21,16 @@ Seeds choose_seeds(uint64_t first, uint64_t count) {
   return {std::strtoull(one, nullptr, 10), 1};
 }
 
+/// Some draws make roundings larger: Muon turns a tiny gradient into a whole update, decays
+/// multiply over a row. What is not summed, or summed twice, is off by far more.
+constexpr double kTolerance = 5e-4;
+
 Verification verify(uint64_t seed, const testing::RandomLayout& layout) {
   const std::string place =
       fmt::format("TESSERA_LAYOUT_SEED={}: {}", seed, testing::describe(layout));
   try {
-    Verification result =
-        verify_layout({.settings = layout.settings, .num_ranks = layout.num_ranks});
+    Verification result = verify_layout(
+        {.settings = layout.settings, .num_ranks = layout.num_ranks, .tolerance = kTolerance});
     EXPECT_TRUE(result.agrees()) << place << "\n" << describe(result, false);
     return result;
   } catch (const std::exception& error) {

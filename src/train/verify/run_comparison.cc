@@ -121,12 +121,15 @@ void compare_parameters(const RunRecord& layout, const RunRecord& reference,
   const double rounding = static_cast<double>(reference.outcomes.size()) * 0x1.0p-23;
   for (const std::string& name : names) {
     const WholeTensor& gradient = find(reference.gradients, name);
+    const double gradient_scale = std::max(largest(gradient), gradient_floor);
+    double update_scale = std::max(largest(find(changes, name)), update_floor);
+    if (result.tolerances.gradients_made_unit && largest(gradient) > 0)
+      update_scale *= gradient_scale / largest(gradient);
     result.parameters.push_back(
         {.name = name,
-         .gradient = compare(find(layout.gradients, name), gradient,
-                             std::max(largest(gradient), gradient_floor)),
-         .weight = compare(find(layout.weights, name), find(reference.weights, name),
-                           std::max(largest(find(changes, name)), update_floor), rounding)});
+         .gradient = compare(find(layout.gradients, name), gradient, gradient_scale),
+         .weight = compare(find(layout.weights, name), find(reference.weights, name), update_scale,
+                           rounding)});
   }
   for (const auto& [name, bias] : reference.biases) {
     result.parameters.push_back(

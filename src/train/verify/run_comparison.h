@@ -17,6 +17,9 @@ struct Tolerances {
   /// large parts cancel has the rounding of those parts. Times 1e-4 it is about two of F32's
   /// roundings of the largest.
   double floor = 1e-3;
+  /// Updates are as large whatever the gradient's size (Muon): of a gradient that is below the
+  /// floor the rounding grows with them, and what counts as the update as much.
+  bool gradients_made_unit = false;
 };
 
 /// How far a run is from the reference, where it is furthest.

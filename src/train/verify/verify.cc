@@ -132,7 +132,8 @@ VerifyRule verify_rule(const Settings& settings, double tolerance) {
   const bool muon = settings.optimizer_kind == OptimizerKind::kMuon;
   VerifyRule rule{.tolerances = {.scalars = tolerance,
                                  .gradients = tolerance,
-                                 .weights = muon ? 100 * tolerance : tolerance}};
+                                 .weights = muon ? 100 * tolerance : tolerance,
+                                 .gradients_made_unit = muon}};
   if (!compresses(settings)) return rule;
   rule.tolerances.gradients = std::max(tolerance, 0x1.0p-6);
   rule.tolerances.weights = std::max(tolerance, muon ? 1.0 : 0x1.0p-4);
