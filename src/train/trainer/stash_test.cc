@@ -113,6 +113,7 @@ StashedRun run_stashed(const Settings& settings, const NamedLayout& layout, int6
     if (change.zero_routers) zero_routers(trainer.state());
     const StashPool* const pool = trainer.model().stash();
     const int64_t planned = pool == nullptr ? 0 : trainer.model().placement().stash.planned;
+    const int64_t predicted = trainer.prediction().total();
     std::vector<int64_t> repeats;
     while (trainer.position().step < steps) {
       if (change.validates) trainer.validate();
@@ -123,7 +124,9 @@ StashedRun run_stashed(const Settings& settings, const NamedLayout& layout, int6
     const std::scoped_lock lock(mutex);
     if (pool != nullptr) {
       run.pages += pool->num_pages();
-      run.grown_pages += pool->num_pages() - planned;
+      const int64_t grown = pool->num_pages() - planned;
+      run.grown_pages += grown;
+      EXPECT_EQ(trainer.prediction().total(), predicted + grown * pool->page_bytes());
       EXPECT_LE(pool->num_pages(), trainer.model().placement().stash.most);
     }
     if (run.repeats.empty()) run.repeats = repeats;

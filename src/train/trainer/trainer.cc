@@ -362,7 +362,11 @@ class Trainer::Step final : public StepHost {
 void Trainer::enlarge_stash(int64_t missing_pages) {
   ++num_repeats_;
   together(*layout_.world, [&] {
-    if (missing_pages > 0) model_->stash()->grow(missing_pages);
+    if (missing_pages == 0) return;
+    StashPool& pool = *model_->stash();
+    const int64_t before = pool.num_pages();
+    pool.grow(missing_pages);
+    prediction_.activations.stash += (pool.num_pages() - before) * pool.page_bytes();
   });
 }
 
