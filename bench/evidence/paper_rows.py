@@ -104,9 +104,35 @@ def exposed_of(row):
     return exposed
 
 
+# What Megatron-Core MoE's appendix B.2 says of graphs, where a row's note says nothing.
+GRAPHED = {("DeepSeek-V3", "gb200"), ("DeepSeek-V3", "gb300"), ("Qwen3-235B", "h100"), ("Qwen3-235B", "gb200"), ("Qwen3-235B", "gb300")}
+
+
+def graphs_of(row):
+    """What the row's software has recorded as CUDA graphs: a value of --graphs."""
+    note = notes_of(row)
+    if "cuda_graph_impl full_iteration" in note or "cuda_graph_impl local" in note:
+        return "all"
+    if "no cuda graphs" in note or "cuda_graph_impl none" in note:
+        return "none"
+    if "cuda_graph_impl transformer_engine" in note or "cuda graphs" in note:
+        return "static"
+    paper = source_of(row) in ("Megatron-Core MoE", "MoE-ModelZoo")
+    return "static" if paper and any(row["model"].startswith(model) and row["hardware"] == hardware for model, hardware in GRAPHED) else "none"
+
+
+def stores_scores(row):
+    return row["model"].startswith("GPT-OSS") and (row["precision"] == "bf16" or "26.06.01" in row["software"])
+
+
 def software_of(row):
     """Options of how the row's software runs."""
     options = dispatcher_of(row) + (["--train.schedule=merged"] if merges(row) else [])
+    options += [f"--graphs={graphs_of(row)}", f"--launch-us={os.environ.get('LAUNCH_US', '50')}"]
+    if (row["ep"] or 1) == 1 and (row["tp"] or 1) > 1 and source_of(row) in ("Megatron-Bridge", "NeMo", "Megatron-LM"):
+        options.append("--pipelined=tp")
+    if stores_scores(row):
+        options.append("--stored-scores")
     if row["fsdp"] and source_of(row) == "Parallel Folding":
         options.append("--optim.gradient_compression=bf16")  # PyTorch's FSDP reduces gradients in the parameters' format
     if source_of(row) == "MegaScale-MoE" and row["cp"] > 1:
@@ -182,6 +208,9 @@ def measured_of(row):
         return measured["tokens_per_second_per_gpu"] * row["gpus"], "tokens_per_second"
     if "step_seconds" in measured and row["global_batch"]:
         return row["global_batch"] * row["sequence_length"] / measured["step_seconds"], "tokens_per_second"
+    if "tflops" in measured and row["software"].startswith("NeMo 24") and row["model"].startswith("Llama2-7B"):
+        per_token = 32 * 4096**2 * (24 + 18 * 11008 / 4096 + 12 * row["sequence_length"] / 4096 + 6 * 32000 / (32 * 4096))
+        return measured["tflops"] * 1e12 * row["gpus"] / per_token, "tokens_per_second"
     if "tflops" in measured:
         return measured["tflops"], "tflops"
     if "mfu" in measured:
@@ -251,13 +280,13 @@ def simulate(program, row, models):
     if best is None:
         return {"row": row, "why": "refused: " + why}
     found, cut, chunks = best
-    hidden = run(cut)[0] if exposed else found
+    hidden = run((*command, *cut_of(row, chunks), *dispatcher_of(row), *(["--train.schedule=merged"] if merges(row) else [])))[0]
     theirs, figure = measured_of(row)
     slowest = min(found["stages"], key=lambda stage: stage["idle_seconds"])
     return {"row": row, "theirs": theirs, "figure": figure, "ours": found[figure], "error": found[figure] / theirs - 1, "chunks": chunks,
             "hidden": hidden[figure] / theirs - 1, "memory": found["memory_bytes"], "step": found["step_seconds"],
             "exposed": slowest["exposed_seconds"] / found["step_seconds"], "idle": slowest["idle_seconds"] / found["step_seconds"],
-            "exposed_by": slowest["exposed_by"], "computed": slowest["computed_seconds"] / found["step_seconds"],
+            "exposed_by": slowest["exposed_by"], "computed_by": slowest["computed_by"], "host": slowest["host_seconds"] / found["step_seconds"], "computed": slowest["computed_seconds"] / found["step_seconds"],
             "copies": slowest["copy_seconds"] / found["step_seconds"]}
 
 
