@@ -121,8 +121,33 @@ def graphs_of(row):
     return "static" if paper and any(row["model"].startswith(model) and row["hardware"] == hardware for model, hardware in GRAPHED) else "none"
 
 
+def shares_of(row):
+    """Shares of the rates that the software's kernels reach, where published or counted, by operators' names; 0 of what others' kernels do."""
+    shares = {}
+    if row["model"].startswith(LATENT):
+        shares.update(attention_shares(row))
+    if source_of(row) in ("Parallel Folding", "Megatron-LM") or "permute fusion off" in notes_of(row) or (source_of(row) == "MegaScale-MoE" and exposed_of(row)):
+        shares |= {"permute": 0.3, "unpermute": 0.2}
+    return shares
+
+
+LATENT = ("DeepSeek", "Kimi", "Moonlight")
+# Table 9 of Megatron-Core MoE: TFLOPS of cuDNN's attention with DeepSeek-V3's heads, forward and backward, at 4,096 and 16,384 tokens. The backward ones count five
+# products for each two of forward; here the scores' second computation is not counted, so four.
+ATTENTION = {"hopper": ((553, 422), (638, 523), 989), "blackwell": ((1324, 1083), (1698, 1298), 2500)}
+
+
+def attention_shares(row):
+    short, long, peak = ATTENTION["hopper" if row["hardware"] in HOPPER else "blackwell"]
+    forward, backward = long if row["sequence_length"] > 8192 else short
+    return {f"{kind}attention{end}": round(tflops / peak, 3) for kind in ("", "ring_")
+            for end, tflops in (("", forward), ("_backward", 0.8 * backward))}
+
+
 def stores_scores(row):
-    return row["model"].startswith("GPT-OSS") and (row["precision"] == "bf16" or "26.06.01" in row["software"])
+    """Whether attention had no fused kernel: of sinks until whole iterations were recorded, and in 26.06.01 ("known regression" of cuDNN)."""
+    fused = ("cuda_graph_impl full_iteration" in notes_of(row) and "26.06.01" not in row["software"]) or "cuda_graph" not in notes_of(row) and row["precision"] != "bf16"
+    return row["model"].startswith("GPT-OSS") and not fused
 
 
 def software_of(row):
@@ -133,6 +158,7 @@ def software_of(row):
         options.append("--pipelined=tp")
     if stores_scores(row):
         options.append("--stored-scores")
+    options += [f"--operator-share={name}={share}" for name, share in shares_of(row).items()]
     if row["fsdp"] and source_of(row) == "Parallel Folding":
         options.append("--optim.gradient_compression=bf16")  # PyTorch's FSDP reduces gradients in the parameters' format
     if source_of(row) == "MegaScale-MoE" and row["cp"] > 1:
@@ -263,6 +289,13 @@ def run(command):
         command = command[:at] + ((f"--train.recompute={','.join(kept)}",) if kept else ()) + command[at + 1:]
 
 
+def memory_of(row, command):
+    """The command, where a source says what is computed again, without more than that: it fitted there."""
+    if source_of(row) not in ("Megatron-Bridge", "MoE-ModelZoo", "Megatron-Core MoE"):
+        return command
+    return [option.replace("memory_limit=none", "memory_limit=100TiB") for option in command]
+
+
 def simulate(program, row, models):
     """A row's figures: `ours` with what its software hides, `hidden` with what this program hides; or `why` there are none."""
     command, why = command_of(program, row, models)
@@ -273,7 +306,7 @@ def simulate(program, row, models):
     layers = model["overrides"].get("model.num_layers") or layers_of(program, model["preset"])
     exposed = exposed_of(row)
     for chunks in chunks_of(row, layers):
-        cut = (*command, *cut_of(row, chunks), *software_of(row))
+        cut = (*memory_of(row, command), *cut_of(row, chunks), *software_of(row))
         found, why = run((*cut, *([f"--exposed={','.join(exposed)}"] if exposed else [])))
         if found is not None and (best is None or found["tflops"] > best[0]["tflops"]):
             best = (found, cut, chunks)

@@ -96,7 +96,7 @@ std::pair<std::string, double> parse_share(const std::string& text) {
           text);
   double share = 1;
   ConfigSchema schema;
-  schema.add("share", &share, "", between(1e-3, 1));
+  schema.add("share", &share, "", between(0, 1));
   schema.override_value("share", text.substr(sign + 1), fmt::format("--operator-share {}", text));
   return {text.substr(0, sign), share};
 }

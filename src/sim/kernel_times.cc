@@ -70,7 +70,8 @@ double KernelTimes::find_share(const std::vector<Point>& points, const Point& at
 double KernelTimes::seconds(std::string_view name, std::string_view format,
                             const Cost& cost) const {
   const double least = roofline(format, cost);
-  if (const auto share = shares_.find(name); share != shares_.end()) return least / share->second;
+  if (const auto share = shares_.find(name); share != shares_.end())
+    return share->second > 0 ? least / share->second : 0;
   auto points = points_.find(key_of(name, format));
   // Where products that are one kernel, or attention around a ring, were not measured, they take
   // what the plain operator does of their size.

@@ -15,7 +15,8 @@ namespace tessera {
 /// another whose file says so (kernels.like).
 class KernelTimes {
  public:
-  /// `shares` by operator's name: of the rates, in place of what was measured.
+  /// `shares` by operator's name: of the rates, in place of what was measured; 0 of what takes no
+  /// time.
   using Shares = std::map<std::string, double, std::less<>>;
   explicit KernelTimes(const Hardware& hardware, Shares shares = {});
 

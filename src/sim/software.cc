@@ -4,6 +4,7 @@
 
 #include "ops/attention/attention.h"
 #include "sim/units.h"
+#include "step/build/node_types.h"
 
 namespace tessera {
 namespace {
@@ -21,6 +22,20 @@ bool is_ragged(const Program& program, const Node& node) {
 
 bool contains(const std::vector<ValueId>& ids, ValueId id) {
   return std::ranges::find(ids, id) != ids.end();
+}
+
+/// What makes what an exchange sums, or first reads what it gathers.
+std::optional<size_t> find_product(const Program& program, size_t exchange) {
+  const auto& nodes = program.nodes();
+  const Node& node = nodes[exchange];
+  if (node.op->name().starts_with("reduce_scatter")) {
+    for (size_t i = exchange; i-- > 0;)
+      if (contains(nodes[i].outputs, node.inputs.front())) return i;
+  } else if (node.op->name().starts_with("all_gather")) {
+    for (size_t i = exchange + 1; i < nodes.size(); ++i)
+      if (contains(nodes[i].inputs, node.outputs.front())) return i;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -55,19 +70,20 @@ std::optional<double> stored_scores_seconds(const Node& node, const ValueType& q
          bytes / (hardware.memory_share * kGiga * hardware.memory_gbs);
 }
 
-std::optional<size_t> find_piece_product(const Program& program, size_t exchange) {
+Pieces find_pieces(const Software& software, const Program& program) {
   const auto& nodes = program.nodes();
-  const Node& node = nodes[exchange];
-  const bool sums = node.op->name().starts_with("reduce_scatter");
-  const ValueId value = sums ? node.inputs.front() : node.outputs.front();
-  if (sums) {
-    for (size_t i = exchange; i-- > 0;)
-      if (contains(nodes[i].outputs, value)) return i;
-  } else {
-    for (size_t i = exchange + 1; i < nodes.size(); ++i)
-      if (contains(nodes[i].inputs, value)) return i;
+  Pieces pieces{.of_node = std::vector<int64_t>(nodes.size(), 1)};
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const Communicator* const group = group_of(*nodes[i].op);
+    if (group == nullptr ||
+        std::ranges::find(software.pipelined, group->name()) == software.pipelined.end())
+      continue;
+    const std::optional<size_t> product = find_product(program, i);
+    if (!product || group_of(*nodes[*product].op) != nullptr) continue;
+    pieces.of_node[i] = pieces.of_node[*product] = group->size();
+    pieces.product_of[i] = *product;
   }
-  return std::nullopt;
+  return pieces;
 }
 
 double pipelined_seconds(double exchange, double product, int64_t num_ranks) {

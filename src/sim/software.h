@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -25,13 +26,14 @@ struct Software {
   LaunchGraphs graphs = LaunchGraphs::kAll;
   /// Microseconds of the host for such an operator, in place of the hardware's.
   std::optional<double> launch_microseconds = {};
-  /// Shares of the rates that operators reach, by name, in place of what was measured.
+  /// Shares of the rates that operators reach, by name, in place of what was measured; 0 of those
+  /// that are part of another's kernel.
   std::map<std::string, double, std::less<>> operator_shares = {};
   /// Whether attention stores the scores of all pairs of tokens, masked ones too, as software does
   /// that has no fused kernel of its kind: two products apart, and passes over the scores between.
   bool stores_scores = false;
-  /// Groups by name whose exchanges are cut into as many pieces as ranks, so that each travels
-  /// while the product that makes or reads them works on the piece before.
+  /// Groups by name whose exchanges are cut into as many pieces as ranks, and the products that
+  /// make or read them likewise, so that each piece travels while another is worked on.
   std::vector<std::string> pipelined = {};
 };
 
@@ -43,9 +45,13 @@ double host_seconds(const Software& software, const Hardware& hardware, const Pr
 std::optional<double> stored_scores_seconds(const Node& node, const ValueType& q,
                                             const Hardware& hardware);
 
-/// The node whose product pieces of an exchange travel beside: that which makes what is summed, or
-/// the first that reads what is gathered.
-std::optional<size_t> find_piece_product(const Program& program, size_t exchange);
+/// By node the pieces of a program's exchanges that are pipelined, and of the products beside them:
+/// that which makes what is summed, or the first that reads what is gathered; of others one.
+struct Pieces {
+  std::vector<int64_t> of_node;
+  std::map<size_t, size_t> product_of;  ///< by the exchange's node
+};
+Pieces find_pieces(const Software& software, const Program& program);
 
 /// What is left of an exchange of so many ranks that travels piece by piece beside a product.
 double pipelined_seconds(double exchange, double product, int64_t num_ranks);

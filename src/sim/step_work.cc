@@ -178,7 +178,8 @@ double StepWork::skew_of(const Task& task, const StagePrograms& programs,
   return std::max(skew * std::min(processor_share, 1.0), std::min(skew, 1.0));
 }
 
-double StepWork::node_seconds(const Executable& executable, const Node& node, double skew) const {
+double StepWork::node_seconds(const Executable& executable, const Node& node, double skew,
+                              int64_t pieces) const {
   const std::vector<ValueType> inputs = types_at(executable, node.inputs, skew);
   if (options_.software.stores_scores) {
     if (const auto seconds = stored_scores_seconds(node, inputs.front(), hardware_))
@@ -187,8 +188,10 @@ double StepWork::node_seconds(const Executable& executable, const Node& node, do
   Cost cost = node.op->cost(inputs, types_at(executable, node.outputs, skew));
   if (has_bounded_codes(node))
     cost = less_bound(cost, node, executable.program(), share_of_rows(executable, skew));
-  return kMicro * hardware_.gap_microseconds +
-         kernels_.seconds(node.op->name(), operand_format(inputs), cost);
+  const auto count = static_cast<double>(pieces);
+  const Cost piece{.flops = cost.flops / count, .bytes = cost.bytes / count};
+  return count * (kMicro * hardware_.gap_microseconds +
+                  kernels_.seconds(node.op->name(), operand_format(inputs), piece));
 }
 
 double StepWork::exchange_seconds(const Executable& executable, const Node& node,
@@ -206,18 +209,6 @@ double StepWork::exchange_seconds(const Executable& executable, const Node& node
   return links_.exchange_seconds(kind, group.ranks(), sent_bytes(kind, group.size(), bytes));
 }
 
-double StepWork::pipelined(const Executable& executable, size_t node, const Communicator& group,
-                           double seconds, double skew) const {
-  if (std::ranges::find(options_.software.pipelined, group.name()) ==
-      options_.software.pipelined.end())
-    return seconds;
-  const Program& program = executable.program();
-  const std::optional<size_t> product = find_piece_product(program, node);
-  if (!product || group_of(*program.nodes()[*product].op) != nullptr) return seconds;
-  return pipelined_seconds(seconds, node_seconds(executable, program.nodes()[*product], skew),
-                           group.size());
-}
-
 ClockOptions StepWork::clock_options(int64_t num_ranks) const {
   ClockOptions options{.exchange_share = hardware_.exchange_share, .exposed = options_.exposed};
   if (hardware_.node_processors > 0) {
@@ -231,6 +222,7 @@ ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, d
   const Program& program = executable.program();
   const std::vector<int> waits = tessera::find_waits(program);
   const std::vector<bool> tells = find_tellers(program, executable.backend());
+  const Pieces pieces = find_pieces(options_.software, program);
   std::multimap<int, int32_t> under_way;  // by the node before which an exchange is waited for
   MomentWriter writer;
   const auto wait_before = [&](int node) {
@@ -245,14 +237,18 @@ ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, d
     const bool exchanges = group != nullptr && group->size() > 1;
     const double given = host_seconds(options_.software, hardware_, program, node);
     if (exchanges) {
-      const double seconds =
-          pipelined(executable, i, *group, exchange_seconds(executable, node, *group, skew), skew);
+      double seconds = exchange_seconds(executable, node, *group, skew);
+      if (const auto found = pieces.product_of.find(i); found != pieces.product_of.end()) {
+        const Node& product = program.nodes()[found->second];
+        seconds = pipelined_seconds(seconds, node_seconds(executable, product, skew, group->size()),
+                                    group->size());
+      }
       const double bytes = brought_bytes(*node.op, types_at(executable, node.inputs, skew));
       under_way.emplace(waits[i], writer.start(*group, seconds, given, kind_of(*node.op), bytes,
                                                links_.link_of(group->ranks())));
     }
     if (group == nullptr || is_ring(*node.op)) {
-      writer.compute(*node.op, node_seconds(executable, node, skew), given);
+      writer.compute(*node.op, node_seconds(executable, node, skew, pieces.of_node[i]), given);
     }
     if (tells[i] && options_.software.graphs != LaunchGraphs::kAll) writer.wait_for_device();
   }

@@ -60,9 +60,8 @@ class StepWork {
 
  private:
   double skew_of(const Task& task, const StagePrograms& programs, double processor_share) const;
-  double node_seconds(const Executable& executable, const Node& node, double skew) const;
-  double pipelined(const Executable& executable, size_t node, const Communicator& group,
-                   double seconds, double skew) const;
+  double node_seconds(const Executable& executable, const Node& node, double skew,
+                      int64_t pieces) const;
   double exchange_seconds(const Executable& executable, const Node& node, const Communicator& group,
                           double skew) const;
   double memory_seconds(const Task& task) const;
