@@ -17,9 +17,15 @@ double sum(const std::map<std::string, double>& parts) {
 
 /// Seconds of the operators that the tasks run, by name.
 std::map<std::string, double> computed_by(const PlanWork& work) {
-  std::map<const ProgramTimes*, int64_t> runs;
+  // In the order of the tasks, so that sums have the same bits in each process.
+  std::vector<std::pair<const ProgramTimes*, int64_t>> runs;
+  std::map<const ProgramTimes*, size_t> places;
   for (const TaskId id : work.ids()) {
-    if (work[id].program != nullptr) ++runs[work[id].program.get()];
+    const ProgramTimes* const program = work[id].program.get();
+    if (program == nullptr) continue;
+    const auto [place, is_new] = places.try_emplace(program, runs.size());
+    if (is_new) runs.emplace_back(program, 0);
+    ++runs[place->second].second;
   }
   std::map<std::string, double> all;
   for (const auto& [program, count] : runs) {
