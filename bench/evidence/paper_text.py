@@ -41,7 +41,7 @@ What rows of one software have in common (`bench/evidence/paper_rows.py`), by wh
 | permutation in Parallel Folding, Megatron-LM and MegaScale-MoE's baselines | a third and a fifth of the memory's rate, as bytes of PyTorch's own kernels are counted | MegaScale-MoE, section 3.2 |
 | gpt-oss in BF16, in 26.06.01, and without whole graphs | attention stores its scores | no fused kernel with sinks: 26.06.01's "known regression" of cuDNN is as large |
 | grouped products on Blackwell from whole graphs on | include activations | Megatron-Core MoE, section 4.3.2 |
-| NeMo's Llama 2 of 2024 | tokens are TFLOPS over FLOPs without attention's mask | `flops_formulas.py` there |
+| NeMo's Llama 2 of 2024 | tokens are TFLOPS over FLOPs without attention's mask | its own FLOPs formulas |
 | MegaScale-MoE | attention by all-to-all of heads, gradients travel in BF16 | sections 3.1 and 5 |
 | Megatron-LM beside it, and its own baseline | exchanges of tensor parallelism and of experts are exposed | section 6.1, table 5 |
 | Megatron where a source lists no recipe | overlap and dispatcher as for its model and GPU in table 17 of Megatron-Core MoE | the same authors |
