@@ -6,10 +6,11 @@ import pathlib
 import re
 import subprocess
 
+from paper_software import HOPPER, dispatch_of, exposed_of, memory_of, notes_of, software_of, source_of
+
 DATA = pathlib.Path(__file__).parent / "papers"
 HARDWARE = {"h100": "h100-ib", "h800": "h800-ib", "h200": "h200-ib", "b200": "b200-ib", "b300": "b300-ib", "gb200": "gb200-nvl72",
             "gb300": "gb300-nvl72"}
-HOPPER = ("h100", "h200", "h800")
 # Scales for each tensor, or for 32 neighbours on a GPU that multiplies such, cost what scales for each row do: as many passes over operands,
 # of as many bytes but for the scales, and products of FP8.
 FP8 = ["--train.precision=fp8", "--precision.recipe=rowwise"]
@@ -22,11 +23,6 @@ RECOMPUTED = {"full": ["all"], "layernorm": ["attn_norm", "mlp_norm"], "moe_act"
               "shared_experts": ["moe.shared_pre", "moe.shared_act"], "core_attn": []}
 UNKNOWN = "which is no value of a layer"
 
-# What exchanges of experts' tokens are called here, and those of weights and gradients.
-TOKENS = ["ep", "experts", "etp"]
-WEIGHTS = ["dense_replicas", "expert_replicas"]
-
-
 def load_rows(only=""):
     rows = [row for name in ("papers.json", "recipes.json") for row in json.loads((DATA / name).read_text())]
     return [row for row in rows if only in row["id"]]
@@ -34,84 +30,6 @@ def load_rows(only=""):
 
 def load_models():
     return json.loads((DATA / "models.json").read_text())
-
-
-def source_of(row):
-    source = row["source"]
-    for key, name in (("Parallel Folding", "Parallel Folding"), ("Megatron-Core MoE", "Megatron-Core MoE"), ("MegaScale", "MegaScale-MoE"),
-                      ("Bridge", "Megatron-Bridge"), ("ModelZoo", "MoE-ModelZoo"), ("NeMo", "NeMo"), ("Megatron-LM", "Megatron-LM")):
-        if key.lower() in source.lower():
-            return name
-    return "others"
-
-
-def notes_of(row):
-    return (row["note"] or "").lower()
-
-
-# What has 1F1B overlap and dispatchers that send a token once to each rank or node; others came before them.
-NEW_MEGATRON = ("Megatron-Bridge", "MoE-ModelZoo", "Megatron-Core MoE")
-# Where a source lists neither: table 17 of Megatron-Core MoE has DeepEP or HybridEP throughout, and 1F1B overlap for these.
-OVERLAPPED = {("DeepSeek-V3", "h100"), ("DeepSeek-V3", "gb300"), ("Qwen3-235B", "h100"), ("Qwen3-235B", "gb200"), ("Qwen3-235B", "gb300")}
-
-
-def lists_recipe(row):
-    """Whether the row's note has what its recipe sets, so that what it lacks is not set."""
-    return any(word in notes_of(row) for word in ("moe_flex_dispatcher_backend", "cuda_graph_impl", "moe_a2a_overlap"))
-
-
-def merges(row):
-    """Whether exchanges of one micro-batch's tokens are hidden under another's computation."""
-    note = notes_of(row)
-    if row["fsdp"] or "no 1f1b" in note or "overlap off" in note or "no overlap" in note:
-        return False
-    if "1f1b" in note or "moe_a2a_overlap true" in note or "ep overlap on" in note:
-        return True
-    said = lists_recipe(row) or "deepep" in note or "hybridep" in note or source_of(row) not in NEW_MEGATRON
-    return not said and any(row["model"].startswith(model) and row["hardware"] == hardware for model, hardware in OVERLAPPED)
-
-
-def dispatcher_of(row):
-    """What carries tokens to experts: what the source says, or what its software has where that is not set."""
-    ranks = row["ep"] or 1
-    if ranks == 1 or source_of(row) == "MegaScale-MoE":
-        return []
-    note = notes_of(row)
-    once = "deepep" in note or "hybridep" in note or (source_of(row) in NEW_MEGATRON and not lists_recipe(row))
-    if "all-to-all dispatcher" in note or not once:
-        return ["--parallel.dispatcher=all_to_all"]
-    in_node = max((64 if row["hardware"].startswith("gb") else 8) // (row["etp"] or 1), 1)
-    if ranks > in_node > 1:
-        return ["--parallel.dispatcher=hierarchical", f"--parallel.dispatch_inner={in_node}"]
-    return ["--parallel.dispatcher=deduplicated"]
-
-
-def exposed_of(row):
-    """Groups of ranks beside whose exchanges the row's software computes nothing, by what is published of it.
-
-    Megatron: without its 1F1B overlap "all-to-all blocks computation" (Megatron-Core MoE, figure 18). Its full sharding of 2025:
-    "communication of parameters and gradients cannot be effectively overlapped" (Parallel Folding, section 4.2). MegaScale-MoE says that it
-    hides what its baseline, Megatron-LM, does not (section 6.1).
-    """
-    if source_of(row) == "MegaScale-MoE":
-        note = notes_of(row)
-        if "megatron" in row["software"].lower() or "baseline: tp" in note:
-            return TOKENS + ["tp"]
-        return TOKENS + ["heads"] if "(1) with" in note else []
-    exposed = [] if merges(row) or (row["ep"] or 1) * (row["etp"] or 1) == 1 else list(TOKENS)
-    if row["fsdp"] and source_of(row) == "Parallel Folding":
-        exposed += WEIGHTS
-    return exposed
-
-
-def software_of(row):
-    """Options of how the row's software runs."""
-    options = dispatcher_of(row) + (["--train.schedule=merged"] if merges(row) else [])
-    if row["fsdp"] and source_of(row) == "Parallel Folding":
-        options.append("--optim.gradient_compression=bf16")  # PyTorch's FSDP reduces gradients in the parameters' format
-    if source_of(row) == "MegaScale-MoE" and row["cp"] > 1:
-        options += ["--optim.gradient_compression=bf16", "--parallel.context=all_to_all"]  # section 5; Ulysses
-    return options
 
 
 def precision_of(row):
@@ -173,6 +91,12 @@ def overrides_of(model):
         yield f"--{key}={value}"
 
 
+def unmasked_flops(row):
+    """FLOPs of a token of Llama 2 7B as NeMo of 2024 counts them (flops_formulas.py): attention without its mask."""
+    layers, hidden, inner, vocabulary = 32, 4096, 11008, 32000
+    return layers * hidden**2 * (24 + (18 * inner + 12 * row["sequence_length"]) / hidden + 6 * vocabulary / (layers * hidden))
+
+
 def measured_of(row):
     """Their TFLOPS of a device or tokens/s of all, and by which figure of ours that is judged."""
     measured = row["measured"]
@@ -182,6 +106,8 @@ def measured_of(row):
         return measured["tokens_per_second_per_gpu"] * row["gpus"], "tokens_per_second"
     if "step_seconds" in measured and row["global_batch"]:
         return row["global_batch"] * row["sequence_length"] / measured["step_seconds"], "tokens_per_second"
+    if "tflops" in measured and row["software"].startswith("NeMo 24") and row["model"] == "Llama2-7B":
+        return measured["tflops"] * 1e12 * row["gpus"] / unmasked_flops(row), "tokens_per_second"
     if "tflops" in measured:
         return measured["tflops"], "tflops"
     if "mfu" in measured:
@@ -244,20 +170,21 @@ def simulate(program, row, models):
     layers = model["overrides"].get("model.num_layers") or layers_of(program, model["preset"])
     exposed = exposed_of(row)
     for chunks in chunks_of(row, layers):
-        cut = (*command, *cut_of(row, chunks), *software_of(row))
+        cut = (*memory_of(row, command), *cut_of(row, chunks), *software_of(row))
         found, why = run((*cut, *([f"--exposed={','.join(exposed)}"] if exposed else [])))
         if found is not None and (best is None or found["tflops"] > best[0]["tflops"]):
             best = (found, cut, chunks)
     if best is None:
         return {"row": row, "why": "refused: " + why}
-    found, cut, chunks = best
-    hidden = run(cut)[0] if exposed else found
+    found, _, chunks = best
+    hidden = run((*command, *cut_of(row, chunks), *dispatch_of(row)))[0]
     theirs, figure = measured_of(row)
     slowest = min(found["stages"], key=lambda stage: stage["idle_seconds"])
     return {"row": row, "theirs": theirs, "figure": figure, "ours": found[figure], "error": found[figure] / theirs - 1, "chunks": chunks,
             "hidden": hidden[figure] / theirs - 1, "memory": found["memory_bytes"], "step": found["step_seconds"],
             "exposed": slowest["exposed_seconds"] / found["step_seconds"], "idle": slowest["idle_seconds"] / found["step_seconds"],
-            "exposed_by": slowest["exposed_by"], "computed": slowest["computed_seconds"] / found["step_seconds"],
+            "exposed_by": slowest["exposed_by"], "computed_by": slowest["computed_by"],
+            "host": slowest["host_seconds"] / found["step_seconds"], "computed": slowest["computed_seconds"] / found["step_seconds"],
             "copies": slowest["copy_seconds"] / found["step_seconds"]}
 
 

@@ -5,21 +5,24 @@ HEAD = """# Published throughputs beside the simulator's
 
 Made by `bench/evidence/papers.py build/tessera --searches --write docs/evidence/papers.md`; the rows, with their sources and quotations, are
 in `bench/evidence/papers`, and what in the sources contradicts itself in `bench/evidence/papers/doubts.md`. "Simulated" is what `tessera plan
---explain` says of the row's model, layout and batch, run as its software runs it: with its dispatcher, and with nothing computed beside
-exchanges that it does not hide (`--exposed`). "This program" is the error of the same where it hides what it can. Routing is taken as
-balanced. Where sources give both tokens and TFLOPS, FLOPs of a token agree within 0.5 % for models of experts, at 131,072 tokens within
+--explain` says of the row's model, layout and batch, run as its software runs it: with its dispatcher, with nothing computed beside exchanges
+that it does not hide (`--exposed`), with a host that launches what is in no CUDA graph (`--graphs`, `--launch-us`), and with its kernels where
+they are known to differ. "This program" is the error of the same layout as this program runs it. Routing is taken as balanced. Where sources give both tokens and TFLOPS, FLOPs of a token agree within 0.5 % for models of experts, at 131,072 tokens within
 0.6 %; Nemotron's are 9 to 12 % more there, those of 2024's dense models 1 to 8 % (attention without its mask).
 """
 
 CONSTANTS = """## What it rests on
 
-Nothing is fitted to a row. All constants, each with its source:
+Nothing is fitted to a row; two constants are fitted to many. All constants, each with its source:
 
 | constant | value | from |
 |---|---|---|
 | rates of devices, memory and links | `configs/hardware/*.toml` | data sheets; 330 GB/s of NVLink's 450 and 43 of a card's 50, as NCCL reaches on H200s |
 | microseconds of an exchange, for each doubling of ranks | 9 in a node, 16 between nodes | four H200s |
 | share of a device that an exchange takes | 10 % | two H100s |
+| a B200's and GB200's rates of products | 0.88 of the data sheets' | fitted: dense models' rows of GB200s are 0.8 of GB300s' in one release and layout, whose data sheets have equal rates, but 1,200 W beside 1,400 |
+| microseconds of PyTorch's host for an operator in no graph | 75 | fitted to steps of small micro-batches: some ten kernels of 5 to 10 us |
+| the same of this program, in a graph | 10, 0.6 | one H200 (docs/log.md) |
 | operators' shares of the rates | `kernels.measured` of `h100-ib` | `tessera bench --calibrate` on one H100; other hardware is taken to reach the same shares |
 
 What rows of one software have in common (`bench/evidence/paper_rows.py`), by what is published of it:
@@ -30,6 +33,15 @@ What rows of one software have in common (`bench/evidence/paper_rows.py`), by wh
 | Megatron without 1F1B overlap | experts' exchanges are exposed | "all-to-all blocks computation" (Megatron-Core MoE, figure 18) |
 | Megatron with it | `train.schedule = "merged"` | the same work, section 4.2.3 |
 | its full sharding in Parallel Folding | gathers and reductions are exposed, gradients travel in BF16 | "cannot be effectively overlapped" (section 4.2); PyTorch's FSDP reduces in the parameters' format |
+| Megatron with TE's graphs | all but what depends on the routing is recorded; the host waits for the counts of each layer's tokens | Megatron-Core MoE, sections 4.3.6 and 4.3.7 |
+| Megatron without graphs | nothing is recorded | its recipes; Megatron-Core MoE, appendix B.2, where a row says nothing |
+| Megatron's recipes | compute again what they say, and no more, whatever this program would take | they fitted |
+| dense models' tensor parallelism there | travels piece by piece beside products in as many pieces | Megatron-LM's README, `--tp-comm-overlap` |
+| cuDNN's attention of latent heads | shares of table 9 | Megatron-Core MoE, section 6.1 |
+| permutation in Parallel Folding, Megatron-LM and MegaScale-MoE's baselines | a third and a fifth of the memory's rate, as bytes of PyTorch's own kernels are counted | MegaScale-MoE, section 3.2 |
+| gpt-oss in BF16, in 26.06.01, and without whole graphs | attention stores its scores | no fused kernel with sinks: 26.06.01's "known regression" of cuDNN is as large |
+| grouped products on Blackwell from whole graphs on | include activations | Megatron-Core MoE, section 4.3.2 |
+| NeMo's Llama 2 of 2024 | tokens are TFLOPS over FLOPs without attention's mask | its own FLOPs formulas |
 | MegaScale-MoE | attention by all-to-all of heads, gradients travel in BF16 | sections 3.1 and 5 |
 | Megatron-LM beside it, and its own baseline | exchanges of tensor parallelism and of experts are exposed | section 6.1, table 5 |
 | Megatron where a source lists no recipe | overlap and dispatcher as for its model and GPU in table 17 of Megatron-Core MoE | the same authors |
@@ -74,35 +86,35 @@ def has_few_tokens(row):
 # What rows have in common that may explain their errors, the first that fits; and what does, as far as it is known.
 CLASSES = [
     ("gpt-oss", lambda one, spread: one["row"]["model"].startswith("GPT-OSS"),
-     "Not the layout: one layout's figure is 33,166 tokens/s a GPU in one release, 20,288 in the next (cuDNN, says the source). Attention with sinks is theirs."),
+     "Stored scores are half of the step in BF16; GB300s are 20 % faster than that. Of 2025-11 the page's micro-batch contradicts its recipe."),
     ("MegaScale-MoE's baselines", lambda one, spread: has_tp_baseline(one),
-     "Of one layout Megatron-LM has 151,000 tokens/s, MegaScale-MoE without overlap 213,000 (table 5): 1.41 are kernels (`torch.scatter_add`, section 3.2); against the latter the error is +19 %."),
+     "Of one layout Megatron-LM has 151,000 tokens/s, MegaScale-MoE without overlap 213,000 (table 5): 1.41 are kernels, of which permutation is a tenth; against the latter the error is +12 %."),
     ("MegaScale-MoE", lambda one, spread: of_megascale(one),
-     "A micro-batch of a stage takes 58 ms, 42 here, of which 4 % are exposed exchanges: computation. There attention and grouped products are a third of a layer's time (section 7)."),
+     "A micro-batch of a stage takes 58 ms, 43 here, of which 4 % are exposed exchanges: computation. There attention and grouped products are a third of a layer's time (section 7)."),
     ("an untrained router's routing", lambda one, spread: (one["row"]["routing"] or "").startswith("natural"),
      "Balanced here. Forced to balance, the source's same layouts are 4 to 24 % faster."),
     ("steps of few tokens", lambda one, spread: has_few_tokens(one["row"]),
-     "A micro-batch a rank, 2,048 to 8,192 tokens a GPU: the host's time for each kernel, which the clock does not have."),
+     "A micro-batch a rank, 2,048 to 8,192 tokens a GPU: half of the step is the host's here. Moonlight's would take 170 us an operator: recomputing an activation alone costs its host 0.35 ms a layer."),
     ("operators never timed on an H100", lambda one, spread: one["row"]["model"].startswith(UNTIMED),
-     "Mamba-2, the gated delta rule, compressed attention, 22 of 512 experts a token: 70 to 75 % of the roofline, the scan as an H200 took."),
+     "Mamba-2, the gated delta rule, compressed attention, 22 of 512 experts a token: 70 to 75 % of the roofline, the scan as an H200 took. Nemotron's lack as much per token on H100s in BF16 and FP8, some 7 ms a Mamba layer of 8,192 tokens: theirs, unpublished."),
     ("figures that move by over 30 %", lambda one, spread: spread > 1.3,
-     "Between releases of one software, with one layout: whole-iteration graphs, fused kernels, regressions."),
+     "Between releases of one software, with one layout: fused kernels, regressions. Experts in MXFP8 before 2026-06 are 20 to 40 % slower than after, with graphs or without."),
     ("offloading here", lambda one, spread: one["copies"] > 0.03,
      "This program takes more memory than there is, and waits for the host's: it keeps weights in BF16 and FP8, theirs in FP8."),
     ("dense models", lambda one, spread: one["row"]["model"].startswith(DENSE),
-     "Above: FP8 on GB200s in 2025's releases, and sequences of 32,768 and more, of which 2024's pages give TFLOPS alone. Below: gradients and tensor parallelism, exposed here for up to 37 % of a step."),
+     "Above: sequences of 16,384 and more with 2024's attention, GPT models on H100s, whose products reach less than this program's. Below: tensor parallelism over 8 ranks, exposed for 27 % of a step."),
     ("long sequences of experts", lambda one, spread: one["row"]["sequence_length"] > 8192,
-     "Computation is 85 to 94 % of the step here, at 131,072 tokens most of it attention, for which theirs publish no times."),
-    ("full sharding", lambda one, spread: one["row"]["fsdp"], "With nothing hidden; this program hides a third of the step."),
+     "Attention around a ring takes what plain attention of its size does; theirs is up to 20 % faster on GB200s, as in table 9."),
+    ("full sharding", lambda one, spread: one["row"]["fsdp"], "With nothing hidden; this program hides a third of the step. Below: theirs hides some."),
     ("experts over several nodes", lambda one, spread: (one["row"]["ep"] or 1) > 8 and not one["row"]["hardware"].startswith("gb"),
      "Once to each node, merged passes where the source has them."),
-    ("GB200, GB300, B200, B300", lambda one, spread: "b" in one["row"]["hardware"], "An H100's shares of the rates: newer kernels reach more of them, older ones less."),
+    ("GB200, GB300, B200, B300", lambda one, spread: "b" in one["row"]["hardware"], "An H100's shares of the rates: newest kernels reach more of them (DeepSeek-V3, Qwen3-30B), older ones less."),
     ("64 experts, 8 a token, in EP 8", lambda one, spread: one["row"]["model"].endswith("G8T8"),
      "Exchanges are a fifth to three quarters of the step; what they take there beyond table 7's rates is not published."),
     ("experts cut by TP, no pipeline", lambda one, spread: (one["row"]["etp"] or 1) > 1 and (one["row"]["pp"] or 1) == 1,
      "Exchanges are half of the step; what is above 15 % has small products (64 experts cut in four)."),
     ("pipelines, experts within a node", lambda one, spread: (one["row"]["pp"] or 1) > 1 and (one["row"]["ep"] or 1) <= 8,
-     "Of both signs. One is +82 % (Qwen3-235B in TP 4 on H100s), not explained."),
+     "Of both signs. One is +77 % (Qwen3-235B in TP 4 on H100s), not explained."),
     ("others", lambda one, spread: True, "-"),
 ]
 

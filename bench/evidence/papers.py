@@ -4,7 +4,8 @@
   bench/evidence/papers.py build/tessera [--write docs/evidence/papers.md] [--only TEXT] [--jobs N] [--json FILE | --figures FILE] [--searches]
 
 Rows are in bench/evidence/papers: papers.json from the papers, recipes.json from the repositories of Megatron-Bridge, NeMo and Megatron-LM,
-models.json says how this program names the models; paper_rows.py makes `tessera plan --explain` of them. No constant is fitted to any row.
+models.json says how this program names the models; paper_rows.py makes `tessera plan --explain` of them, with what paper_software.py says of
+their software. No constant is fitted to one row, two to many (paper_text.py).
 Rows without a model, layout or precision that this program has, or without a throughput, are left out and counted. --searches also looks
 for the best layout where the sources say theirs, which takes minutes.
 """

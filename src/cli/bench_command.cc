@@ -293,7 +293,11 @@ int run_bench(const BenchArguments& arguments) {
   if (!arguments.layer.empty()) return run_layer_bench(settings, arguments);
   if (!arguments.trace.empty()) check_trace_file(arguments.trace);
   std::optional<StepWork> work;
-  if (!arguments.hardware.empty()) work.emplace(load_hardware(arguments.hardware));
+  if (!arguments.hardware.empty()) {
+    SimulationOptions as_run;
+    if (settings.run.cuda_graphs == GraphMode::kOff) as_run.software.graphs = LaunchGraphs::kNone;
+    work.emplace(load_hardware(arguments.hardware), as_run);
+  }
   TraceRecorder recorder(TraceRecorder::Clock::now());
   const StepBenchResult result =
       bench_step({.settings = settings,

@@ -162,11 +162,16 @@ struct PlanArguments {
   std::vector<std::string> slow_ranks;  ///< "5=1.3": computes 1.3 times as long
   std::vector<std::string> slow_links;  ///< likewise what it exchanges
   std::vector<std::string> exposed;     ///< groups whose exchanges nothing hides
-  bool explain = false;                 ///< the given layout alone
-  bool must_fit = true;                 ///< also where it is explained
-  std::string write;                    ///< file for the best configuration; empty: none
-  std::string html;                     ///< file for a drawing; likewise
-  std::string trace;                    ///< file for a trace; likewise
+  std::string graphs;                   ///< what the device repeats; empty: as configured
+  std::vector<std::string> pipelined;   ///< groups whose exchanges travel beside their products
+  std::vector<std::string> operator_shares;  ///< "attention=0.35": of the rates
+  bool stored_scores = false;                ///< attention stores its scores
+  double launch_us = 0;                      ///< of an operator by itself; 0: the hardware's
+  bool explain = false;                      ///< the given layout alone
+  bool must_fit = true;                      ///< also where it is explained
+  std::string write;                         ///< file for the best configuration; empty: none
+  std::string html;                          ///< file for a drawing; likewise
+  std::string trace;                         ///< file for a trace; likewise
   std::string chakra;  ///< how the names of files for simulators of networks begin; likewise
   bool json = false;
 };

@@ -160,6 +160,23 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
                    "Groups beside whose exchanges nothing is computed, such as ep,tp: what "
                    "software takes that hides none of them")
       ->delimiter(',');
+  command
+      ->add_option("--pipelined", plan.pipelined,
+                   "Groups, such as tp, whose exchanges travel piece by piece beside the product "
+                   "that makes or reads them")
+      ->delimiter(',');
+  command->add_option("--operator-share", plan.operator_shares,
+                      "Share of the rates that an operator reaches in place of what was measured, "
+                      "such as attention=0.35; 0: it is part of another's kernel");
+  command->add_flag("--stored-scores", plan.stored_scores,
+                    "Attention stores its scores, as software does without a fused kernel");
+  command->add_option("--graphs", plan.graphs,
+                      "What the device repeats as CUDA graphs: all, static (what has the same "
+                      "shapes whatever the routing) or none; without it as run.cuda_graphs says");
+  add_number(*command, "--launch-us", &plan.launch_us,
+             "Microseconds of the host for an operator that is in no graph; 0: the "
+             "hardware's",
+             between(0, kManyThings));
   CLI::Option* explain = command->add_flag("--explain", plan.explain,
                                            "Search nothing: simulate the configuration as it is");
   command

@@ -87,7 +87,35 @@ std::pair<int64_t, double> parse_slow(const std::string& text, std::string_view 
   return {rank, factor};
 }
 
-SimulationOptions make_options(const PlanArguments& arguments, const ModelConfig& model) {
+/// "attention=0.35" of --operator-share.
+std::pair<std::string, double> parse_share(const std::string& text) {
+  const size_t sign = text.find('=');
+  require(sign != std::string::npos && sign > 0,
+          "--operator-share: found \"{}\", expected an operator and the share of the rates that it "
+          "reaches, such as attention=0.35",
+          text);
+  double share = 1;
+  ConfigSchema schema;
+  schema.add("share", &share, "", between(0, 1));
+  schema.override_value("share", text.substr(sign + 1), fmt::format("--operator-share {}", text));
+  return {text.substr(0, sign), share};
+}
+
+/// What --graphs says; without it what the configuration has the device record.
+LaunchGraphs find_graphs(const PlanArguments& arguments, GraphMode run) {
+  if (arguments.graphs.empty())
+    return run == GraphMode::kOff ? LaunchGraphs::kNone : LaunchGraphs::kAll;
+  const std::map<std::string, LaunchGraphs> known = {{"all", LaunchGraphs::kAll},
+                                                     {"static", LaunchGraphs::kStatic},
+                                                     {"none", LaunchGraphs::kNone}};
+  const auto found = known.find(arguments.graphs);
+  require(found != known.end(), "--graphs: found \"{}\", expected all, static or none",
+          arguments.graphs);
+  return found->second;
+}
+
+SimulationOptions make_options(const PlanArguments& arguments, const ModelConfig& model,
+                               GraphMode run) {
   SimulationOptions options{.skew = arguments.skew};
   if (!arguments.routing.empty()) options.routing = read_routing(arguments.routing, model);
   for (const std::string& text : arguments.slow_ranks) {
@@ -99,13 +127,22 @@ SimulationOptions make_options(const PlanArguments& arguments, const ModelConfig
     options.slow_ranks[rank].links = factor;
   }
   const auto groups = exposable_groups();
-  for (const std::string& name : arguments.exposed) {
-    require(std::ranges::find(groups, name) != groups.end(),
-            "--exposed: found \"{}\", which is no group of ranks that exchange beside computation; "
-            "take some of {}",
-            name, fmt::join(groups, ", "));
+  for (const auto& [option, names] : {std::pair("--exposed", &arguments.exposed),
+                                      std::pair("--pipelined", &arguments.pipelined)}) {
+    for (const std::string& name : *names) {
+      require(std::ranges::find(groups, name) != groups.end(),
+              "{}: found \"{}\", which is no group of ranks that exchange beside computation; "
+              "take some of {}",
+              option, name, fmt::join(groups, ", "));
+    }
   }
   options.exposed = arguments.exposed;
+  options.software = {.graphs = find_graphs(arguments, run),
+                      .stores_scores = arguments.stored_scores,
+                      .pipelined = arguments.pipelined};
+  if (arguments.launch_us > 0) options.software.launch_microseconds = arguments.launch_us;
+  for (const std::string& text : arguments.operator_shares)
+    options.software.operator_shares.insert(parse_share(text));
   return options;
 }
 
@@ -117,14 +154,15 @@ std::string percent(double part, double whole) {
   return fmt::format("{:.1f} %", 100 * part / whole);
 }
 
-/// ", of which ep 3.1 %, dp 0.4 %".
-std::string describe_exposed(const StepShares& shares) {
+/// ", of which ep 3.1 %, dp 0.4 %": those that take at least such a share of the step.
+std::string describe_parts(const std::map<std::string, double>& by_name, double least,
+                           const StepShares& shares) {
   std::vector<std::pair<double, std::string>> parts;
-  for (const auto& [name, seconds] : shares.exposed_by) parts.emplace_back(seconds, name);
+  for (const auto& [name, seconds] : by_name) parts.emplace_back(seconds, name);
   std::ranges::sort(parts, std::greater<>());
   std::string text;
   for (const auto& [seconds, name] : parts) {
-    if (seconds < 1e-3 * shares.total()) continue;
+    if (seconds < least * shares.total()) continue;
     text += fmt::format("{}{} {}", text.empty() ? ", of which " : ", ", name,
                         percent(seconds, shares.total()));
   }
@@ -136,10 +174,13 @@ std::string describe_limit(const SimulatedStep& step, const Hardware& hardware) 
   const StepShares& shares = step.slowest().shares;
   const double whole = shares.total();
   std::string text = fmt::format(
-      "of the slowest stage's step {} is computation, {} exposed communication{}, {} waiting for "
+      "of the slowest stage's step {} is computation{}, {} exposed communication{}, {} waiting for "
       "other ranks",
-      percent(shares.computed, whole), percent(shares.exposed, whole), describe_exposed(shares),
+      percent(shares.computed, whole), describe_parts(shares.computed_by, 0.05, shares),
+      percent(shares.exposed, whole), describe_parts(shares.exposed_by, 1e-3, shares),
       percent(shares.idle, whole));
+  if (shares.host > 0)
+    text += fmt::format(", {} waiting for the host", percent(shares.host, whole));
   if (shares.copies > 0)
     text += fmt::format(", {} waiting for copies", percent(shares.copies, whole));
   const double hidden = shares.exchanged - shares.exposed;
@@ -158,7 +199,8 @@ std::string describe_lack(const SimulatedStep& step, const SimulatedStep& best) 
       {own.computed - other.computed, "computation"},
       {own.exposed - other.exposed, "exposed communication"},
       {own.idle - other.idle, "waiting for other ranks"},
-      {own.copies - other.copies, "waiting for copies"}};
+      {own.copies - other.copies, "waiting for copies"},
+      {own.host - other.host, "waiting for the host"}};
   const auto& most = *std::ranges::max_element(parts);
   return fmt::format("{} more a step, {} of it {}",
                      percent(step.seconds - best.seconds, best.seconds),
@@ -228,10 +270,12 @@ OrderedJson to_json(const PlannedLayout& layout, const Hardware& hardware) {
                       {"memory_bytes", stage.memory.total()},
                       {"host_bytes", stage.memory.beside()},
                       {"computed_seconds", stage.shares.computed},
+                      {"computed_by", stage.shares.computed_by},
                       {"exposed_seconds", stage.shares.exposed},
                       {"exposed_by", stage.shares.exposed_by},
                       {"idle_seconds", stage.shares.idle},
                       {"copy_seconds", stage.shares.copies},
+                      {"host_seconds", stage.shares.host},
                       {"exchange_seconds", stage.shares.exchanged}});
   }
   return {{"layout", describe_candidate(layout.settings)},
@@ -367,7 +411,8 @@ int run_plan(const PlanArguments& arguments, std::ostream& out) {
           "--chakra writes a file for each rank, at most {}, but --gpus is {}", kMostTraces,
           arguments.gpus);
   const PlanRequest request = make_request(arguments);
-  const StepWork work(request.hardware, make_options(arguments, request.space.base.model));
+  const StepWork work(request.hardware, make_options(arguments, request.space.base.model,
+                                                     request.space.base.run.cuda_graphs));
   const PlanResult result = find_layouts(arguments, request, work);
   if (result.layouts.empty()) refuse_memory(*result.least, request);
   const PlannedLayout& best = result.layouts.front();

@@ -49,10 +49,20 @@ bool has_matrices(std::span<const CutTensor> tensors) {
 
 /// The flat elements at which shares would end if rows could be cut anywhere: N·i/num_shares.
 std::vector<int64_t> even_targets(int64_t n, int64_t num_shares) {
-  std::vector<int64_t> targets;
-  // The quotient and the remainder apart: the product of large counts would overflow.
-  for (int64_t i = 0; i <= num_shares; ++i)
-    targets.push_back(n / num_shares * i + n % num_shares * i / num_shares);
+  std::vector<int64_t> targets(num_shares + 1);
+  // The quotient and the remainder apart: the product of large counts would overflow. What the
+  // remainder adds is counted on from share to share, for a search cuts buckets by the million.
+  const int64_t quotient = n / num_shares;
+  const int64_t remainder = n % num_shares;
+  int64_t rest = 0;
+  for (int64_t i = 1; i <= num_shares; ++i) {
+    rest += remainder;
+    targets[i] = targets[i - 1] + quotient;
+    if (rest >= num_shares) {
+      rest -= num_shares;
+      ++targets[i];
+    }
+  }
   return targets;
 }
 
@@ -97,6 +107,7 @@ Bucket make_bucket(std::span<const CutTensor> tensors, int64_t num_shares, int64
   const bool whole_matrices = has_matrices(tensors);
   const auto targets = whole_matrices ? balancing_targets(bucket.num_elements(), loads)
                                       : even_targets(bucket.num_elements(), num_shares);
+  bucket.bounds.reserve(targets.size());
   for (const int64_t target : targets)
     bucket.bounds.push_back(nearest_cut(bucket, tensors, target));
   for (int64_t i = 0; whole_matrices && i < num_shares; ++i) loads[i] += bucket.elements(i).count;

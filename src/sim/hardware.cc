@@ -104,6 +104,10 @@ ConfigSchema make_hardware_schema(Hardware& h) {
              "Hardware whose kernels are taken to reach the same shares of the rates");
   schema.add("kernels.gap_us", &h.gap_microseconds, "Microseconds between operators", rate);
   schema.add("kernels.step_us", &h.step_microseconds, "Microseconds of the host once a step", rate);
+  schema.add("kernels.launch_us", &h.launch_microseconds,
+             "Microseconds of the host for an operator that it gives the device by itself", rate);
+  schema.add("kernels.graph_us", &h.graph_microseconds,
+             "The same of one that the device repeats as part of a CUDA graph", rate);
   schema.add("kernels.update_gbs", &h.update_gbs,
              "GB/s of AdamW; 0: kernels.memory_share of device.memory_gbs", rate);
   schema.add("kernels.product_share", &h.product_share,

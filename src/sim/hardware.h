@@ -52,8 +52,11 @@ struct Hardware {
   std::string like;              ///< hardware whose kernels are taken to reach the same shares
   double gap_microseconds = 0;   ///< between an operator and the next
   double step_microseconds = 0;  ///< of the host, once a step
-  double update_gbs = 0;         ///< of memory, where AdamW updates; 0: as memory_gbs allows
-  double product_share = 0.7;    ///< of the rates, where no kernel of the name was measured
+  /// Of the host for an operator, given to the device one by one or recorded with others.
+  double launch_microseconds = 0;
+  double graph_microseconds = 0;
+  double update_gbs = 0;       ///< of memory, where AdamW updates; 0: as memory_gbs allows
+  double product_share = 0.7;  ///< of the rates, where no kernel of the name was measured
   double memory_share = 0.75;
   std::vector<std::string> measured;  ///< "linear bf16 1.1e+12 3.3e+08 0.0017": KernelSample
 

@@ -23,7 +23,8 @@ double log_of(double value) {
 
 }  // namespace
 
-KernelTimes::KernelTimes(const Hardware& hardware) : hardware_(hardware) {
+KernelTimes::KernelTimes(const Hardware& hardware, Shares shares)
+    : hardware_(hardware), shares_(std::move(shares)) {
   const Hardware measured = hardware.like.empty() ? hardware : load_hardware(hardware.like);
   for (const KernelSample& sample : measured.samples()) {
     const Cost cost{.flops = sample.flops, .bytes = sample.bytes};
@@ -69,11 +70,15 @@ double KernelTimes::find_share(const std::vector<Point>& points, const Point& at
 double KernelTimes::seconds(std::string_view name, std::string_view format,
                             const Cost& cost) const {
   const double least = roofline(format, cost);
+  if (const auto share = shares_.find(name); share != shares_.end())
+    return share->second > 0 ? least / share->second : 0;
   auto points = points_.find(key_of(name, format));
-  // Where products that are one kernel were not measured, they take what one of their size does.
-  constexpr std::string_view kJoined = "joined_";
-  if (points == points_.end() && name.starts_with(kJoined))
-    points = points_.find(key_of(name.substr(kJoined.size()), format));
+  // Where products that are one kernel, or attention around a ring, were not measured, they take
+  // what the plain operator does of their size.
+  for (const std::string_view prefix : {"joined_", "ring_"}) {
+    if (points == points_.end() && name.starts_with(prefix))
+      points = points_.find(key_of(name.substr(prefix.size()), format));
+  }
   if (points == points_.end()) {
     const bool computes =
         cost.flops / hardware_.matrix_rate(format) > cost.bytes / (kGiga * hardware_.memory_gbs);

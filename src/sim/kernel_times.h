@@ -15,7 +15,10 @@ namespace tessera {
 /// another whose file says so (kernels.like).
 class KernelTimes {
  public:
-  explicit KernelTimes(const Hardware& hardware);
+  /// `shares` by operator's name: of the rates, in place of what was measured; 0 of what takes no
+  /// time.
+  using Shares = std::map<std::string, double, std::less<>>;
+  explicit KernelTimes(const Hardware& hardware, Shares shares = {});
 
   /// Seconds of an operator's run beside the gap to the next.
   double seconds(std::string_view name, std::string_view format, const Cost& cost) const;
@@ -35,6 +38,7 @@ class KernelTimes {
   double find_share(const std::vector<Point>& points, const Point& at) const;
 
   Hardware hardware_;
+  Shares shares_;
   std::map<std::string, std::vector<Point>, std::less<>> points_;  // by "name format"
   std::map<std::string, double, std::less<>> least_;  // the shortest measured call, likewise
 };

@@ -53,6 +53,20 @@ TEST(KernelTimes, OfWhatWasNotMeasuredAreSharesOfTheRates) {
   EXPECT_NEAR(times.seconds("softmax", "bf16", {.flops = 1e6, .bytes = 1e9}), 0.04, 1e-9);
 }
 
+TEST(KernelTimes, OfGivenSharesAreThose) {
+  const KernelTimes times(machine(), {{"linear", 0.25}, {"softmax", 0}});
+  EXPECT_NEAR(times.seconds("linear", "bf16", {.flops = 1e12, .bytes = 1e8}), 0.4, 1e-9);
+  EXPECT_EQ(times.seconds("softmax", "bf16", {.flops = 1e6, .bytes = 1e9}), 0);
+  EXPECT_NEAR(times.seconds("rms_norm", "bf16", {.flops = 1e6, .bytes = 1e9}), 0.0125, 1e-7);
+}
+
+TEST(KernelTimes, AttentionAroundARingTakesWhatPlainOneOfItsSizeDoes) {
+  Hardware hardware = machine();
+  hardware.measured.push_back(format_sample({"attention", "bf16", 1e12, 1e8, 0.4}));
+  const KernelTimes times(hardware);
+  EXPECT_NEAR(times.seconds("ring_attention", "bf16", {.flops = 2e12, .bytes = 1e8}), 0.8, 1e-9);
+}
+
 TEST(KernelTimes, JoinedProductsTakeWhatOneOfTheirSizeDoes) {
   const KernelTimes times(machine());
   EXPECT_NEAR(times.seconds("joined_linear", "bf16", {.flops = 1e12, .bytes = 1e8}), 0.2, 1e-6);

@@ -41,19 +41,26 @@ double brought_bytes(const Operator& op, const std::vector<ValueType>& inputs) {
 /// Writes the moments of a program down, computation that follows other as one.
 class MomentWriter {
  public:
-  void compute(double seconds) {
+  void compute(const Operator& op, double seconds, double host_seconds) {
     std::vector<Moment>& moments = times_.moments;
     if (moments.empty() || moments.back().kind != Moment::Kind::kCompute) moments.emplace_back();
-    moments.back().seconds += seconds;
+    Moment& moment = moments.back();
+    moment.seconds += seconds;
+    // The last of the operators ends behind those before, and behind the host.
+    moment.host_seconds += host_seconds;
+    moment.launched_seconds = std::max(moment.launched_seconds, moment.host_seconds) + seconds;
+    times_.by_operator[std::string(op.name())] += seconds;
   }
-  int32_t start(const Communicator& group, double seconds, CommKind comm, double bytes,
-                LinkKind link) {
+  void wait_for_device() { times_.moments.push_back({.kind = Moment::Kind::kHostWait}); }
+  int32_t start(const Communicator& group, double seconds, double host_seconds, CommKind comm,
+                double bytes, LinkKind link) {
     const GroupKey key{group.name(), group.ranks()};
     const auto found = std::ranges::find(times_.groups, key);
     const auto at = static_cast<int32_t>(found - times_.groups.begin());
     if (found == times_.groups.end()) times_.groups.push_back(key);
     times_.moments.push_back({.kind = Moment::Kind::kStart,
                               .seconds = seconds,
+                              .host_seconds = host_seconds,
                               .exchange = count_,
                               .group = at,
                               .comm = comm,
@@ -123,6 +130,7 @@ Cost less_bound(Cost cost, const Node& node, const Program& program, double shar
 ProgramTimes slow_down(ProgramTimes times, const Slowdown& slowdown) {
   for (Moment& moment : times.moments)
     moment.seconds *= moment.kind == Moment::Kind::kCompute ? slowdown.computing : slowdown.links;
+  for (auto& [name, seconds] : times.by_operator) seconds *= slowdown.computing;
   return times;
 }
 
@@ -152,7 +160,10 @@ std::span<const std::string_view> exposable_groups() {
 }
 
 StepWork::StepWork(const Hardware& hardware, const SimulationOptions& options)
-    : hardware_(hardware), options_(options), kernels_(hardware_), links_(hardware_) {}
+    : hardware_(hardware),
+      options_(options),
+      kernels_(hardware_, options.software.operator_shares),
+      links_(hardware_) {}
 
 /// All wait for the fullest rank; but where ranks share processors, those that are done leave
 /// theirs to it, so that what all together have to do takes as long in any case.
@@ -167,13 +178,20 @@ double StepWork::skew_of(const Task& task, const StagePrograms& programs,
   return std::max(skew * std::min(processor_share, 1.0), std::min(skew, 1.0));
 }
 
-double StepWork::node_seconds(const Executable& executable, const Node& node, double skew) const {
+double StepWork::node_seconds(const Executable& executable, const Node& node, double skew,
+                              int64_t pieces) const {
   const std::vector<ValueType> inputs = types_at(executable, node.inputs, skew);
+  if (options_.software.stores_scores) {
+    if (const auto seconds = stored_scores_seconds(node, inputs.front(), hardware_))
+      return kMicro * hardware_.gap_microseconds + *seconds;
+  }
   Cost cost = node.op->cost(inputs, types_at(executable, node.outputs, skew));
   if (has_bounded_codes(node))
     cost = less_bound(cost, node, executable.program(), share_of_rows(executable, skew));
-  return kMicro * hardware_.gap_microseconds +
-         kernels_.seconds(node.op->name(), operand_format(inputs), cost);
+  const auto count = static_cast<double>(pieces);
+  const Cost piece{.flops = cost.flops / count, .bytes = cost.bytes / count};
+  return count * (kMicro * hardware_.gap_microseconds +
+                  kernels_.seconds(node.op->name(), operand_format(inputs), piece));
 }
 
 double StepWork::exchange_seconds(const Executable& executable, const Node& node,
@@ -203,6 +221,8 @@ ClockOptions StepWork::clock_options(int64_t num_ranks) const {
 ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, double skew) const {
   const Program& program = executable.program();
   const std::vector<int> waits = tessera::find_waits(program);
+  const std::vector<bool> tells = find_tellers(program, executable.backend());
+  const Pieces pieces = find_pieces(options_.software, program);
   std::multimap<int, int32_t> under_way;  // by the node before which an exchange is waited for
   MomentWriter writer;
   const auto wait_before = [&](int node) {
@@ -215,13 +235,22 @@ ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, d
     const Node& node = program.nodes()[i];
     const Communicator* const group = group_of(*node.op);
     const bool exchanges = group != nullptr && group->size() > 1;
+    const double given = host_seconds(options_.software, hardware_, program, node);
     if (exchanges) {
-      const double seconds = exchange_seconds(executable, node, *group, skew);
+      double seconds = exchange_seconds(executable, node, *group, skew);
+      if (const auto found = pieces.product_of.find(i); found != pieces.product_of.end()) {
+        const Node& product = program.nodes()[found->second];
+        seconds = pipelined_seconds(seconds, node_seconds(executable, product, skew, group->size()),
+                                    group->size());
+      }
       const double bytes = brought_bytes(*node.op, types_at(executable, node.inputs, skew));
-      under_way.emplace(waits[i], writer.start(*group, seconds, kind_of(*node.op), bytes,
+      under_way.emplace(waits[i], writer.start(*group, seconds, given, kind_of(*node.op), bytes,
                                                links_.link_of(group->ranks())));
     }
-    if (group == nullptr || is_ring(*node.op)) writer.compute(node_seconds(executable, node, skew));
+    if (group == nullptr || is_ring(*node.op)) {
+      writer.compute(*node.op, node_seconds(executable, node, skew, pieces.of_node[i]), given);
+    }
+    if (tells[i] && options_.software.graphs != LaunchGraphs::kAll) writer.wait_for_device();
   }
   if (part.is_last()) wait_before(end);
   return writer.take();

@@ -11,6 +11,7 @@
 #include "sim/kernel_times.h"
 #include "sim/link_times.h"
 #include "sim/routing_counts.h"
+#include "sim/software.h"
 #include "step/plan_clock.h"
 
 namespace tessera {
@@ -33,6 +34,8 @@ struct SimulationOptions {
   /// Groups beside whose exchanges nothing is computed (ClockOptions::exposed), of
   /// exposable_groups.
   std::vector<std::string> exposed = {};
+  /// How the software runs its steps, where it is not this program.
+  Software software = {};
 };
 
 /// What SimulationOptions::exposed may name.
@@ -57,7 +60,8 @@ class StepWork {
 
  private:
   double skew_of(const Task& task, const StagePrograms& programs, double processor_share) const;
-  double node_seconds(const Executable& executable, const Node& node, double skew) const;
+  double node_seconds(const Executable& executable, const Node& node, double skew,
+                      int64_t pieces) const;
   double exchange_seconds(const Executable& executable, const Node& node, const Communicator& group,
                           double skew) const;
   double memory_seconds(const Task& task) const;

@@ -74,6 +74,7 @@ struct Rank {
   size_t next = 0;     ///< task
   bool begun = false;  ///< that task
   double now = 0;
+  double host = 0;    ///< when the host has given the device all of before
   size_t moment = 0;  ///< of the next task's program
   std::optional<Computation> computing;
   /// Exchanges of the runs under way, by chunk and place; of other tasks by -1.
@@ -227,6 +228,21 @@ class Clocks {
     return true;
   }
 
+  /// The device has nothing to do before.
+  static void wait_for_host(Rank& rank, double given) {
+    rank.clock.waited_for_host += std::max(given - rank.now, 0.0);
+    rank.now = std::max(rank.now, given);
+  }
+
+  /// Computes what the host gives the device operator by operator, ahead of it where it can.
+  bool compute(Rank& rank, const ProgramMoment& moment) const {
+    if (!compute(rank, moment.seconds)) return false;
+    if (moment.host_seconds <= 0) return true;
+    wait_for_host(rank, rank.host + moment.launched_seconds);
+    rank.host += moment.host_seconds;
+    return true;
+  }
+
   static void note(Rank& rank, Started& one, const ExchangeTime& time) {
     if (std::exchange(one.counted, true)) return;
     rank.clock.exchanged[*one.lane] += time.end - time.begin;
@@ -258,6 +274,8 @@ class Clocks {
     Rank& rank = ranks_[i];
     const GroupKey& group = program.groups[moment.group];
     if (inside.size() == static_cast<size_t>(moment.exchange)) {
+      rank.host += moment.host_seconds;
+      if (moment.host_seconds > 0) wait_for_host(rank, rank.host);
       inside.push_back(start(i, {group, -1, -1}, moment.seconds, moment.link));
       launch(rank, inside.back());
     }
@@ -274,7 +292,10 @@ class Clocks {
       TaskTime ignored;
       switch (moment.kind) {
         case ProgramMoment::Kind::kCompute:
-          if (!compute(rank, moment.seconds)) return false;
+          if (!compute(rank, moment)) return false;
+          break;
+        case ProgramMoment::Kind::kHostWait:
+          rank.host = std::max(rank.host, rank.now);
           break;
         case ProgramMoment::Kind::kStart:
           if (!start_inside(i, program, moment, inside)) return false;

@@ -26,11 +26,17 @@ struct GroupKey {
   auto operator<=>(const GroupKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
-/// What a program's run does next: computes, starts an exchange, or waits for one that it started.
+/// What a program's run does next: computes, starts an exchange, waits for one that it started, or
+/// has the host wait for all that the device was given.
 struct ProgramMoment {
-  enum class Kind : uint8_t { kCompute, kStart, kWait };
+  enum class Kind : uint8_t { kCompute, kStart, kWait, kHostWait };
   Kind kind = Kind::kCompute;
-  double seconds = 0;    ///< of the work, or of the exchange once all have come to it
+  double seconds = 0;  ///< of the work, or of the exchange once all have come to it
+  /// kCompute, kStart: of the host, which gives the device its work before that is done.
+  double host_seconds = 0;
+  /// kCompute: from where the host begins to give it to where a device that waits for nothing else
+  /// is done; of several operators more than either's seconds.
+  double launched_seconds = 0;
   int32_t exchange = 0;  ///< kStart, kWait: its number in the run, all parts, counted from 0
   int32_t group = 0;     ///< kStart: of ProgramTimes::groups
   CommKind comm = CommKind::kAllReduce;  ///< kStart
@@ -42,6 +48,7 @@ struct ProgramMoment {
 struct ProgramTimes {
   std::vector<ProgramMoment> moments;
   std::vector<GroupKey> groups;
+  std::map<std::string, double> by_operator = {};  ///< seconds of computation
 };
 
 /// What a task takes by itself: seconds of its lane; of a run the moments of its program.
@@ -64,6 +71,7 @@ struct RankClock {
   /// ... and for what is on the way when all have come.
   std::map<std::string, double> waited_for_wires;
   double waited_for_copies = 0;  ///< to or from the host's memory
+  double waited_for_host = 0;    ///< until it gave the device what comes next
   /// Seconds in which exchanges of a lane were under way, exposed or not.
   std::map<std::string, double> exchanged;
 };

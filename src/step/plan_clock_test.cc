@@ -171,6 +171,44 @@ TEST(PlanClock, NothingIsComputedBesideExposedExchanges) {
   EXPECT_DOUBLE_EQ(run_two_groups(node, LinkKind::kNetwork, 3, {"exp"}).end, 4);
 }
 
+/// A rank whose program computes for a second, what its host takes `host` for, then waits on the
+/// host where told, and again computes for three seconds in one operator and one in another.
+RankClock run_launched(double host, bool waits) {
+  using Kind = ProgramMoment::Kind;
+  ProgramTimes program;
+  program.moments = {
+      {.kind = Kind::kCompute, .seconds = 1, .host_seconds = host, .launched_seconds = host + 1},
+      {.kind = Kind::kCompute,
+       .seconds = 4,
+       .host_seconds = 2 * host,
+       .launched_seconds = std::max(host + 3, 2 * host) + 1}};
+  if (waits) program.moments.insert(program.moments.begin() + 1, {.kind = Kind::kHostWait});
+  StepPlan plan;
+  const LaneId compute = plan.lanes.add({LaneKind::kCompute, "compute"});
+  plan.tasks.add(
+      {.kind = TaskKind::kRun, .action = TaskAction::kRunProgram, .lane = compute, .name = "run"});
+  PlanWork work;
+  work.add({.program = std::make_shared<const ProgramTimes>(std::move(program))});
+  return run_clocks({&plan, 1}, {&work, 1}).front();
+}
+
+TEST(PlanClock, DevicesWaitForWhatTheHostGivesThem) {
+  EXPECT_DOUBLE_EQ(run_launched(0, false).end, 5);
+  EXPECT_DOUBLE_EQ(run_launched(0, false).waited_for_host, 0);
+  // The first operator comes after half a second; the others come while it is computed.
+  const RankClock ahead = run_launched(0.5, false);
+  EXPECT_DOUBLE_EQ(ahead.end, 5.5);
+  EXPECT_DOUBLE_EQ(ahead.waited_for_host, 0.5);
+  EXPECT_DOUBLE_EQ(ahead.computed, 5);
+  // A host that is slower than the device: its three operators' times, and the last is computed.
+  EXPECT_DOUBLE_EQ(run_launched(10, false).end, 31);
+}
+
+TEST(PlanClock, HostsThatWaitForTheDeviceGiveNothingAhead) {
+  EXPECT_DOUBLE_EQ(run_launched(0.5, true).end, 6);
+  EXPECT_DOUBLE_EQ(run_launched(0.5, true).waited_for_host, 1);
+}
+
 TEST(PlanClock, NamesRanksThatWaitForever) {
   // Rank 0 sums before it sends, and rank 1 after it has received.
   const StepPlan plan = small_plan(0);

@@ -99,6 +99,27 @@ TEST_F(CliPlan, ShowsWhatHiddenExchangesGain) {
   expect_refused(plan({"--explain", "--exposed=pp"}), {"--exposed", "\"pp\"", "expert_replicas"});
 }
 
+TEST_F(CliPlan, SimulatesOtherSoftware) {
+  const auto step = [&](const Arguments& more) {
+    Arguments all = {"--explain", "--json", "--parallel.tp=2", "--parallel.ep=4"};
+    all.insert(all.end(), more.begin(), more.end());
+    return succeed_json(plan(all))["layouts"][0];
+  };
+  const Json own = step({});
+  EXPECT_EQ(own["stages"][0]["host_seconds"], 0);
+  EXPECT_GT(own["stages"][0]["computed_by"]["grouped_matmul"], 0);
+  const Json launched = step({"--graphs=none", "--launch-us=100000"});
+  EXPECT_GT(launched["stages"][0]["host_seconds"], 0);
+  EXPECT_GT(launched["step_seconds"], own["step_seconds"]);
+  EXPECT_EQ(step({"--graphs=all", "--launch-us=100000"})["step_seconds"], own["step_seconds"]);
+  EXPECT_LT(step({"--pipelined=tp"})["step_seconds"], own["step_seconds"]);
+  EXPECT_GT(step({"--stored-scores"})["step_seconds"], own["step_seconds"]);
+  EXPECT_LT(step({"--operator-share=grouped_matmul=0"})["step_seconds"], own["step_seconds"]);
+  expect_refused(plan({"--explain", "--graphs=some"}), {"--graphs", "\"some\"", "static"});
+  expect_refused(plan({"--explain", "--operator-share=attention"}), {"--operator-share", "0.35"});
+  expect_refused(plan({"--explain", "--pipelined=pp"}), {"--pipelined", "\"pp\""});
+}
+
 TEST_F(CliPlan, RoundedGradientsTravelInHalfTheTime) {
   for (const char* shard : {"state", "full"}) {
     const auto seconds = [&](const char* compression) -> double {

@@ -335,6 +335,7 @@ ModelConfig ModelConfig::of_layer(LayerKind kind) const {
 }
 
 bool ModelConfig::has_temperatures() const {
+  if (temperature_scale == 0) return false;  // of_layer() copies all, and layers have no other
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     const LayerKind kind = layer_kind(layer);
     if (kind.attends() && of_layer(kind).temperature_scale != 0) return true;

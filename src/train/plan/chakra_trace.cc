@@ -159,6 +159,9 @@ class RankWriter {
           break;
         case ProgramMoment::Kind::kWait:
           waited_.push_back(inside.at(moment.exchange));
+          break;
+        case ProgramMoment::Kind::kHostWait:
+          break;
       }
     }
     if (task.subject.part.is_last()) inside_.erase({task.subject.chunk, task.subject.place});

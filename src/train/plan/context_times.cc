@@ -40,6 +40,8 @@ double run_alone(const ProgramTimes& times) {
       case ProgramMoment::Kind::kWait:
         now = std::max(now, ends.at(moment.exchange));
         break;
+      case ProgramMoment::Kind::kHostWait:
+        break;
     }
   }
   return now;

@@ -15,14 +15,36 @@ double sum(const std::map<std::string, double>& parts) {
   return all;
 }
 
+/// Seconds of the operators that the tasks run, by name.
+std::map<std::string, double> computed_by(const PlanWork& work) {
+  // In the order of the tasks, so that sums have the same bits in each process.
+  std::vector<std::pair<const ProgramTimes*, int64_t>> runs;
+  std::map<const ProgramTimes*, size_t> places;
+  for (const TaskId id : work.ids()) {
+    const ProgramTimes* const program = work[id].program.get();
+    if (program == nullptr) continue;
+    const auto [place, is_new] = places.try_emplace(program, runs.size());
+    if (is_new) runs.emplace_back(program, 0);
+    ++runs[place->second].second;
+  }
+  std::map<std::string, double> all;
+  for (const auto& [program, count] : runs) {
+    for (const auto& [name, seconds] : program->by_operator)
+      all[name] += static_cast<double>(count) * seconds;
+  }
+  return all;
+}
+
 /// What of a rank's step is left over is idle time behind its last task, while others end.
-StepShares shares_of(const RankClock& clock, double end) {
+StepShares shares_of(const RankClock& clock, const PlanWork& work, double end) {
   return {.computed = clock.computed,
           .exposed = sum(clock.waited_for_wires),
           .idle = sum(clock.waited_for_ranks) + (end - clock.end),
           .copies = clock.waited_for_copies,
+          .host = clock.waited_for_host,
           .exchanged = sum(clock.exchanged),
-          .exposed_by = clock.waited_for_wires};
+          .exposed_by = clock.waited_for_wires,
+          .computed_by = computed_by(work)};
 }
 
 /// What shares come to with all micro-batches, by `whole` of a part with fewer and with more.
@@ -30,11 +52,14 @@ template <typename Extend>
 StepShares extend_shares(const StepShares& fewer, const StepShares& more, const Extend& whole) {
   StepShares all = more;
   for (double StepShares::*part : {&StepShares::computed, &StepShares::exposed, &StepShares::idle,
-                                   &StepShares::copies, &StepShares::exchanged})
+                                   &StepShares::copies, &StepShares::host, &StepShares::exchanged})
     all.*part = whole(fewer.*part, more.*part);
-  for (auto& [name, seconds] : all.exposed_by) {
-    const auto before = fewer.exposed_by.find(name);
-    seconds = whole(before == fewer.exposed_by.end() ? 0 : before->second, seconds);
+  for (std::map<std::string, double> StepShares::*by :
+       {&StepShares::exposed_by, &StepShares::computed_by}) {
+    for (auto& [name, seconds] : all.*by) {
+      const auto before = (fewer.*by).find(name);
+      seconds = whole(before == (fewer.*by).end() ? 0 : before->second, seconds);
+    }
   }
   return all;
 }
@@ -182,10 +207,11 @@ SimulatedStep StageSimulation::run(const StepWork& work, double flops,
                      .tokens = sequences * static_cast<double>(settings_.data.sequence_length),
                      .num_ranks = num_ranks_};
   for (size_t i = 0; i < ids_.size(); ++i) {
-    step.stages.push_back({.rank = ids_[i],
-                           .memory = memory_[i],
-                           .shares = extend_shares(shares_of(fewer.clocks[i], ends[0]),
-                                                   shares_of(more.clocks[i], ends[1]), whole)});
+    step.stages.push_back(
+        {.rank = ids_[i],
+         .memory = memory_[i],
+         .shares = extend_shares(shares_of(fewer.clocks[i], fewer.works[i], ends[0]),
+                                 shares_of(more.clocks[i], more.works[i], ends[1]), whole)});
   }
   return step;
 }

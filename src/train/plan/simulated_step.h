@@ -16,10 +16,12 @@ struct StepShares {
   double exposed = 0;    ///< exchanges and messages on their way, with nothing to compute beside
   double idle = 0;       ///< waits for ranks that come later: a pipeline's bubble, uneven stages
   double copies = 0;     ///< waits for copies from and to the host's memory
+  double host = 0;       ///< waits until the host gave the device what comes next
   double exchanged = 0;  ///< exchanges under way, exposed or hidden; no part of the step
-  std::map<std::string, double> exposed_by = {};  ///< group's name
+  std::map<std::string, double> exposed_by = {};   ///< group's name
+  std::map<std::string, double> computed_by = {};  ///< operator's name; the rest is no program's
 
-  double total() const { return computed + exposed + idle + copies; }
+  double total() const { return computed + exposed + idle + copies + host; }
 };
 
 /// The first rank of a pipeline stage, of which all others do as much.

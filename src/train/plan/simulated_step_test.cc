@@ -110,6 +110,63 @@ TEST(SimulatedStep, MergedPassesHideExchanges) {
 }
 
 /// Any rank of a stage slows all of it; others wait.
+SimulatedStep simulate_as(const Settings& settings, int64_t num_ranks, const Software& software) {
+  const StepWork work(small_machine(), {.software = software});
+  return simulate_step(settings, num_ranks, work, flops_of(settings));
+}
+
+/// What the host takes for operators is of the device's time only where it takes longer.
+TEST(SimulatedStep, IsNoFasterThanItsHost) {
+  const Settings settings = settings_to_plan({"--parallel.ep=4"});
+  const SimulatedStep plain = simulate(settings, 4);
+  EXPECT_EQ(plain.slowest().shares.host, 0);
+  double last = plain.seconds;
+  for (const double launch : {1.0, 1e3, 1e4}) {
+    const SimulatedStep step =
+        simulate_as(settings, 4, {.graphs = LaunchGraphs::kNone, .launch_microseconds = launch});
+    EXPECT_GT(step.seconds, last) << launch;
+    EXPECT_NEAR(step.slowest().shares.total(), step.seconds, 0.02 * step.seconds) << launch;
+    last = step.seconds;
+  }
+  const Software bound{.graphs = LaunchGraphs::kNone, .launch_microseconds = 1e4};
+  EXPECT_GT(simulate_as(settings, 4, bound).slowest().shares.host, 0.5 * last);
+  Software graphed = bound;
+  graphed.graphs = LaunchGraphs::kStatic;
+  const double partly = simulate_as(settings, 4, graphed).seconds;
+  EXPECT_LT(partly, 0.7 * last);
+  EXPECT_GT(partly, plain.seconds);
+  graphed.graphs = LaunchGraphs::kAll;
+  EXPECT_EQ(simulate_as(settings, 4, graphed).seconds, plain.seconds);
+}
+
+TEST(SimulatedStep, TellsComputationByOperator) {
+  for (const LayoutCase& one : layout_cases()) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(one.overrides, " ")));
+    const StepShares shares =
+        simulate(settings_to_plan(one.overrides), one.num_ranks).slowest().shares;
+    double sum = 0;
+    for (const auto& [name, seconds] : shares.computed_by) sum += seconds;
+    EXPECT_LE(sum, shares.computed);
+    EXPECT_GT(sum, 0.8 * shares.computed);
+    EXPECT_GT(shares.computed_by.at("grouped_matmul"), 0);
+  }
+}
+
+TEST(SimulatedStep, PipelinedExchangesAreHiddenUnderTheirProducts) {
+  const Settings settings = settings_to_plan({"--parallel.tp=4"});
+  const SimulatedStep apart = simulate(settings, 4);
+  const SimulatedStep pieces = simulate_as(settings, 4, {.pipelined = {"tp"}});
+  EXPECT_LT(pieces.slowest().shares.exposed_by.at("tp"),
+            apart.slowest().shares.exposed_by.at("tp"));
+  EXPECT_LT(pieces.seconds, apart.seconds);
+}
+
+TEST(SimulatedStep, StoredScoresTakeTime) {
+  const Settings settings = settings_to_plan({});
+  EXPECT_GT(simulate_as(settings, 1, {.stores_scores = true}).seconds,
+            simulate(settings, 1).seconds);
+}
+
 TEST(SimulatedStep, IsSlowerWithSlowRanks) {
   const Settings settings = settings_to_plan({"--parallel.pp=2", "--parallel.ep=2"});
   const auto simulate_with = [&](const std::map<int64_t, Slowdown>& slow) {
