@@ -108,14 +108,13 @@ std::string describe_worst(const MemoryPrediction& prediction) {
 
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
-                                int64_t data_bytes, int64_t device_bytes) {
+                                int64_t device_bytes) {
   MemoryPrediction prediction{.state = ModelState::count_bytes(settings, layout, backend),
                               .activations = model.activation_bytes(),
                               .overhead = predict_overhead(settings, layout, model, backend, true),
                               .on_host = backend.is_host()};
   if (backend.is_host()) {
-    prediction.program = process_memory().resident + library_scratch(settings.train.dtype());
-    prediction.data = data_bytes;
+    prediction.program = process_memory().held() + library_scratch(settings.train.dtype());
   } else {
     prediction.program = backend.device().used_bytes();
     const int64_t free = device_bytes - prediction.total();
