@@ -13,8 +13,9 @@ namespace tessera {
 /// a small reduction. Not thread-safe.
 class ScratchPool {
  public:
-  /// The most that the reduction of one operation gets.
-  static constexpr int64_t kBytes = int64_t{4} << 20;
+  /// The most that the reduction of one operation gets. Several are under way at a time, so more
+  /// would add up; and what is less than a large page takes no more than is written to.
+  static constexpr int64_t kBytes = int64_t{1} << 20;
   /// What one gets that needs no more, as those of a step's numbers: pages of large buffers are
   /// large, too.
   static constexpr int64_t kSmallBytes = int64_t{64} << 10;

@@ -12,11 +12,21 @@
 namespace tessera {
 namespace {
 
-/// What oneDNN's packing buffers and compiled kernels and the products' own tiles grow by with use,
-/// as measured; BF16 results go through F32 tiles of each thread (ops/gemm).
-int64_t library_scratch(DType dtype) {
-  constexpr int64_t kMebibyte = 1 << 20;
-  return omp_get_max_threads() * (dtype == DType::kBF16 ? 10 : 1) * kMebibyte;
+constexpr int64_t kMebibyte = 1 << 20;
+
+/// What oneDNN's packing buffers and compiled kernels grow by with the shapes of a model's
+/// products, as measured; the rest came with the products that were made before (MatrixPeakMeter).
+int64_t library_scratch() {
+  return omp_get_max_threads() * kMebibyte;
+}
+
+/// What a rank's exchanges take as they go: scratch memory of the reductions that are under way
+/// (ScratchPool), and the heap of MPI and of the messages. How many there are at once depends on
+/// which rank is ahead; 5 to 14 MiB were measured of two and four ranks, with replicas, experts,
+/// stages and full sharding. There is never more under way than gradients.
+int64_t exchange_scratch(const RunLayout& layout, int64_t gradients) {
+  constexpr int64_t kMost = 10 * kMebibyte;
+  return layout.num_ranks() == 1 ? 0 : std::min(gradients, kMost);
 }
 
 /// Host memory that a rank still wants, and where.
@@ -114,7 +124,8 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
                               .overhead = predict_overhead(settings, layout, model, backend, true),
                               .on_host = backend.is_host()};
   if (backend.is_host()) {
-    prediction.program = process_memory().held() + library_scratch(settings.train.dtype());
+    prediction.program = process_memory().held() + library_scratch() +
+                         exchange_scratch(layout, prediction.state.gradients);
   } else {
     prediction.program = backend.device().used_bytes();
     const int64_t free = device_bytes - prediction.total();
