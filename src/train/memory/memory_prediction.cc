@@ -6,8 +6,10 @@
 #include <array>
 #include <vector>
 
+#include "comm/scratch.h"
 #include "core/memory.h"
 #include "train/setup/machine.h"
+#include "train/setup/replica_groups.h"
 
 namespace tessera {
 namespace {
@@ -20,13 +22,19 @@ int64_t library_scratch() {
   return omp_get_max_threads() * kMebibyte;
 }
 
-/// What a rank's exchanges take as they go: scratch memory of the reductions that are under way
-/// (ScratchPool), and the heap of MPI and of the messages. How many there are at once depends on
-/// which rank is ahead; 5 to 14 MiB were measured of two and four ranks, with replicas, experts,
-/// stages and full sharding. There is never more under way than gradients.
-int64_t exchange_scratch(const RunLayout& layout, int64_t gradients) {
-  constexpr int64_t kMost = 10 * kMebibyte;
-  return layout.num_ranks() == 1 ? 0 : std::min(gradients, kMost);
+/// What a rank's exchanges take as they go: the heap of MPI and of messages, and scratch memory of
+/// the reductions of gradients that are under way (ScratchPool). How many there are at once depends
+/// on which rank is ahead: of two and four ranks, 3 to 4 MiB were measured between pipeline stages,
+/// and 5 to 14 with replicas, experts or full sharding. There is never more under way than
+/// gradients.
+int64_t exchange_scratch(const Settings& settings, const RunLayout& layout, int64_t gradients) {
+  constexpr int64_t kOfMessages = 4 * kMebibyte;
+  constexpr int64_t kOfReductions = 6 * ScratchPool::kBytes;
+  if (layout.num_ranks() == 1) return 0;
+  const auto replicas = list_replica_ranks(settings, layout.layout, layout.rank());
+  const bool reduces = std::ranges::any_of(
+      replicas, [](const ReplicaRanks& group) { return std::ssize(group.ranks) > 1; });
+  return std::min(gradients, kOfMessages + (reduces ? kOfReductions : 0));
 }
 
 /// Host memory that a rank still wants, and where.
@@ -125,7 +133,7 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
                               .on_host = backend.is_host()};
   if (backend.is_host()) {
     prediction.program = process_memory().held() + library_scratch() +
-                         exchange_scratch(layout, prediction.state.gradients);
+                         exchange_scratch(settings, layout, prediction.state.gradients);
   } else {
     prediction.program = backend.device().used_bytes();
     const int64_t free = device_bytes - prediction.total();
