@@ -102,13 +102,13 @@ void print_operators(const std::map<std::string, double>& seconds, double total,
 
 void run(const BenchOptions& options) {
   MatrixPeak peak =
-      make_matrix_peak(make_cpu_kernels(), options.dtype, measure_matrix_peak(options.dtype));
+      make_matrix_peak(measure_matrix_peak(options.dtype), MatrixPeakMeter(options.dtype));
   const ModelConfig config = bench_model(options);
   const BatchShape shape{.num_tokens = options.micro_batch * kSequence,
                          .max_sequences = options.micro_batch,
                          .sequence_length = kSequence,
                          .dtype = options.dtype};
-  const int64_t base = process_memory().resident;
+  const int64_t base = process_memory().held();
   TrainingModel model(config, shape, {}, make_cpu_kernels());
   Settings settings;
   settings.model = config;

@@ -14,7 +14,7 @@ using RowCounts = std::vector<int64_t>;
 
 // A sum of all inputs' bytes up to which one round of small messages beats two.
 constexpr int64_t kSmallReduction = 64 << 10;
-static_assert(kSmallReduction <= ScratchPool::kBytes);
+static_assert(kSmallReduction <= ScratchPool::kSmallBytes);
 
 void add_message(Round& round, bool is_send, int64_t peer, void* data, int64_t bytes) {
   if (bytes > 0) round.messages.push_back({is_send, peer, data, bytes});
@@ -35,7 +35,7 @@ struct Range {
 class PartReduction {
  public:
   PartReduction(const Place& place, const Tensor& in, const RowCounts& parts, ScratchPool& scratch)
-      : place_(place), in_(in), scratch_(scratch.take()) {
+      : place_(place), in_(in) {
     int64_t begin = 0;
     for (const int64_t count : parts) {
       parts_.push_back({begin, count});
@@ -43,10 +43,12 @@ class PartReduction {
     }
     ensure(place.size > 1, "a reduction over one rank needs no messages");
     const int64_t room = ScratchPool::kBytes / (place.size - 1) / dtype_size(in.dtype);
-    piece_ = std::max<int64_t>(room / 16 * 16, 1);
+    const int64_t most = std::ranges::max(parts);
+    piece_ = std::max<int64_t>(std::min(room / 16 * 16, most), 1);
     ensure(piece_ * dtype_size(in.dtype) * (place.size - 1) <= ScratchPool::kBytes,
            "reduction over {} ranks: the scratch memory has no element for each", place.size);
-    num_pieces_ = (std::ranges::max(parts) + piece_ - 1) / piece_;
+    num_pieces_ = (most + piece_ - 1) / piece_;
+    scratch_ = scratch.take(bytes(piece_ * (place.size - 1)));
   }
 
   int64_t num_pieces() const { return num_pieces_; }
@@ -98,7 +100,7 @@ class PartReduction {
 // Every rank gets all inputs and reduces them by itself: one round instead of two.
 Schedule small_all_reduce_schedule(const Place& place, const Tensor& in, const Tensor& out,
                                    ReduceOp op, ScratchPool& scratch) {
-  const std::shared_ptr<Buffer> buffer = scratch.take();
+  const std::shared_ptr<Buffer> buffer = scratch.take(in.num_bytes() * place.size);
   const auto input_of = [=](int64_t from) {
     return from == place.rank ? static_cast<std::byte*>(in.data)
                               : buffer->data() + from * in.num_bytes();

@@ -86,7 +86,7 @@ class HostDevice final : public Device {
     };
     use(time(begin), time(end));
   }
-  int64_t used_bytes() const override { return process_memory().peak; }
+  int64_t used_bytes() const override { return process_memory().held(); }
   std::string describe_memory() const override { return describe_memory_limit(); }
 };
 

@@ -105,9 +105,18 @@ ProcessMemory process_memory() {
     int64_t kibibytes = 0;
     words >> key >> kibibytes;
     if (key == "VmRSS:") memory.resident = kibibytes * 1024;
+    if (key == "RssFile:") memory.files = kibibytes * 1024;
     if (key == "VmHWM:") memory.peak = kibibytes * 1024;
   }
   return memory;
+}
+
+int64_t PeakMemory::sample() {
+  const ProcessMemory now = process_memory();
+  most_ = std::max(most_, now.held());
+  if (now.peak > peak_) most_ = std::max(most_, now.peak - now.files);
+  peak_ = now.peak;
+  return most_;
 }
 
 std::string format_bytes(int64_t num_bytes) {

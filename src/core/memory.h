@@ -71,9 +71,26 @@ void drop_mapped_pages(std::span<const std::byte> bytes);
 /// Resident memory of this process in bytes, now and at its highest (Linux /proc).
 struct ProcessMemory {
   int64_t resident = 0;
+  int64_t files = 0;  ///< of `resident`, pages of files: code, token files, checkpoints
   int64_t peak = 0;
+  /// What the system cannot take back: it drops pages of files where memory is short, and reads
+  /// them again when they are touched.
+  int64_t held() const { return resident - files; }
 };
 ProcessMemory process_memory();
+
+/// The most that the process held at any time since construction, as far as samples tell.
+class PeakMemory {
+ public:
+  PeakMemory() : peak_(process_memory().peak) {}
+  /// Takes a sample and returns the most so far. Between samples only the highest resident memory
+  /// is known, pages of files included: where it rose, those of now count as those of then.
+  int64_t sample();
+
+ private:
+  int64_t peak_;
+  int64_t most_ = 0;
+};
 
 /// "1.5 GiB", "12 KiB".
 std::string format_bytes(int64_t num_bytes);

@@ -84,6 +84,12 @@ SlabBytes TrainingModel::slab_bytes() const {
           .transient = slabs_->transient().committed_bytes()};
 }
 
+int64_t TrainingModel::elastic_bytes() const {
+  const int64_t stash =
+      stash_ ? StashPool::count_bytes(*programs_, placement_.stash, stash_->num_pages()) : 0;
+  return slab_bytes().total() + stash;
+}
+
 void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& experts,
                          WeightStore* store) {
   experts_ = &experts;

@@ -60,6 +60,8 @@ class TrainingModel {
   /// What has memory now, of what passes save and of the working memory; more than at bind where
   /// routing was not balanced. REQUIRES bind().
   SlabBytes slab_bytes() const;
+  /// The same with the pages of stashed rows.
+  int64_t elastic_bytes() const;
   /// Null where layers stash nothing. REQUIRES bind().
   StashPool* stash() const { return stash_.get(); }
   /// REQUIRES bind().

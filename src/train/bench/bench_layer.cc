@@ -308,8 +308,8 @@ LayerBenchResult bench_layer(const LayerBenchRequest& request) {
   Device& device = backend.device();
   LayerBenchResult result{.device = backend.is_host() ? describe_machine() : device.name(),
                           .tokens = shape.num_tokens};
-  MatrixPeak peak =
-      make_matrix_peak(backend, shape.dtype, measure_matrix_peak(backend, shape.dtype));
+  MatrixPeak peak = make_matrix_peak(measure_matrix_peak(backend, shape.dtype),
+                                     make_peak_meter(backend, shape.dtype));
   BoundBlock block(request.settings, request.block, backend);
   CacheFlush flush(device);
   result.saved_bytes = block.saved_bytes();

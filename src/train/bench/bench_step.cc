@@ -122,8 +122,8 @@ class StepBench {
       : settings_(settings),
         world_(make_single_world()),
         backend_(choose_backend(settings)),
-        peak_(make_matrix_peak(backend_, settings.train.dtype(),
-                               measure_matrix_peak(backend_, settings.train.dtype()))),
+        peak_(make_matrix_peak(measure_matrix_peak(backend_, settings.train.dtype()),
+                               make_peak_meter(backend_, settings.train.dtype()))),
         mark_seconds_(backend_.is_host() ? 0 : measure_mark_seconds(backend_.device())),
         layout_(make_run_layout(settings, *world_)),
         choice_(choose()),
@@ -231,8 +231,8 @@ class StepBench {
     auto limit = given_limit(settings_.train);
     if (chooses_for_device(settings_.train, backend_) && device_memory() > 0) {
       const PlannedRank kept = plan_rank(settings_, 0, 1, backend_, shape);
-      const MemoryPrediction prediction = predict_memory(
-          settings_, kept.layout, kept.model, backend_, /*data_bytes=*/0, device_memory());
+      const MemoryPrediction prediction =
+          predict_memory(settings_, kept.layout, kept.model, backend_, device_memory());
       limit = find_lacking(prediction.total() <= device_memory(),
                            find_room(settings_, kept.layout, kept.model, backend_, device_memory()),
                            backend_.device(), device_memory(), *layout_.world);
@@ -245,8 +245,8 @@ class StepBench {
 
   MemoryPrediction place_and_predict() {
     model_.place(place_saved(model_.programs(), layout_.steps));
-    MemoryPrediction prediction = predict_memory(settings_, layout_, model_, backend_,
-                                                 /*data_bytes=*/0, device_memory());
+    MemoryPrediction prediction =
+        predict_memory(settings_, layout_, model_, backend_, device_memory());
     if (device_memory() > 0) require_memory(prediction, backend_.device().name(), device_memory());
     return prediction;
   }

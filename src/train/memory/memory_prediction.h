@@ -12,10 +12,9 @@ namespace tessera {
 
 /// Bytes of one rank of a training run, known before any is taken: of the device's memory.
 struct MemoryPrediction {
-  /// In use before training: on the host code, libraries and their scratch, the data's index; on a
-  /// GPU what its driver and other programs take.
+  /// In use before training: on the host what the program and its libraries hold
+  /// (ProcessMemory::held), with their scratch; on a GPU what its driver and other programs take.
   int64_t program = 0;
-  int64_t data = 0;  ///< in the host's memory: what batches are read from, at most
   ModelState::Bytes state;
   ActivationBytes activations;
   DeviceOverhead overhead = {};  ///< of a GPU's memory, estimated
@@ -30,7 +29,7 @@ struct MemoryPrediction {
   /// In the host's memory whatever the device is.
   int64_t beside() const { return snapshot + activations.offloaded + state.on_host; }
   int64_t total() const {
-    return program + data + state.total() + activations.total() + overhead.total() +
+    return program + state.total() + activations.total() + overhead.total() +
            (on_host ? beside() : 0);
   }
 };
@@ -46,11 +45,10 @@ bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available
 
 /// What training will take, from what the device has in use now. REQUIRES that libraries are loaded
 /// (a matrix product was measured) and that the model and its state are not yet bound or made.
-/// `data_bytes` counts on the host alone, and of `device_bytes` is a GPU (0: not known). See
-/// require_memory for one that has less.
+/// Of `device_bytes` is a GPU (0: not known); see require_memory for one that has less.
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
-                                int64_t data_bytes, int64_t device_bytes);
+                                int64_t device_bytes);
 
 /// What the planned rank takes itself, in a process that has nothing yet.
 MemoryPrediction predict_memory(const Settings& settings, const PlannedRank& rank);

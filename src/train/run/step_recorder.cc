@@ -15,7 +15,7 @@ void StepRecorder::begin() {
 StepRecord StepRecorder::record(const StepOutcome& outcome, double seconds) {
   const Settings& settings = trainer_.settings();
   const RunPosition& position = trainer_.position();
-  most_memory_ = std::max(most_memory_, trainer_.backend().device().used_bytes());
+  sample_memory();
   StepRecord record{
       .step = position.step,
       .total_steps = settings.train.steps,
@@ -30,7 +30,7 @@ StepRecord StepRecorder::record(const StepOutcome& outcome, double seconds) {
       .utilisation = peak_.share_of(trainer_.step_flops() / seconds /
                                     static_cast<double>(trainer_.layout().num_ranks())),
       .memory_used = most_memory_,
-      .memory_predicted = trainer_.prediction().total(),
+      .memory_predicted = trainer_.prediction().total() + most_unbalanced_,
       .dropped_tokens = outcome.dropped,
       .skipped_steps = position.skipped_steps};
   const double mean_seconds =
@@ -45,6 +45,13 @@ StepRecord StepRecorder::record(const StepOutcome& outcome, double seconds) {
   add_experts(outcome, record);
   add_roundings(outcome.roundings, record);
   return record;
+}
+
+void StepRecorder::sample_memory() {
+  const Device& device = trainer_.backend().device();
+  const int64_t used = device.is_host() ? host_peak_.sample() : device.used_bytes();
+  most_memory_ = std::max(most_memory_, used);
+  most_unbalanced_ = std::max(most_unbalanced_, trainer_.unbalanced_bytes());
 }
 
 void StepRecorder::add_experts(const StepOutcome& outcome, StepRecord& record) const {

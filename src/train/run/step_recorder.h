@@ -3,6 +3,7 @@
 #include <chrono>
 #include <vector>
 
+#include "core/memory.h"
 #include "train/metrics/step_record.h"
 #include "train/setup/matrix_peak.h"
 #include "train/trainer/trainer.h"
@@ -26,13 +27,16 @@ class StepRecorder {
   std::vector<ExpertLoad> expert_loads() const;
 
  private:
+  void sample_memory();
   void add_experts(const StepOutcome& outcome, StepRecord& record) const;
 
   Trainer& trainer_;
   MatrixPeak peak_;
   std::chrono::steady_clock::time_point started_;
   int64_t first_step_ = 0;
-  int64_t most_memory_ = 0;
+  PeakMemory host_peak_;
+  int64_t most_memory_ = 0;      ///< of the device
+  int64_t most_unbalanced_ = 0;  ///< Trainer::unbalanced_bytes()
 };
 
 }  // namespace tessera

@@ -352,8 +352,9 @@ struct TrainingRun::Parts {
     TrainingData data = request.given_batches ? prepare_without_data(settings)
                                               : open_data_together(settings, request, *all, out);
     // Measured first, so that the memory prediction starts from a process whose libraries are
-    // loaded.
+    // loaded and have what scratch memory they keep.
     const double peak = measure_matrix_peak(settings.train.dtype());
+    const MatrixPeakMeter meter(settings.train.dtype());
     trainer.emplace(std::move(settings), std::move(data), world);
     const auto resumed = trainer->resume(request.config_toml);
     if (!resumed) check_trained_indexer(trainer->settings());
@@ -362,10 +363,9 @@ struct TrainingRun::Parts {
       writer = open_writer(*trainer, request, resumed, *lock, out);
       if (left_copies) writer->note(kLeftCopies);
     });
-    const double device_peak = trainer->backend().is_host() ? peak : trainer->device_peak();
-    loop.emplace(
-        *trainer, trainer->world(), request, lock ? &*lock : nullptr, writer.get(),
-        make_matrix_peak(trainer->backend(), trainer->settings().train.dtype(), device_peak));
+    loop.emplace(*trainer, trainer->world(), request, lock ? &*lock : nullptr, writer.get(),
+                 trainer->backend().is_host() ? make_matrix_peak(peak, meter)
+                                              : make_matrix_peak(trainer->device_peak(), {}));
   }
 
   /// Calls what a run does between its begin and its end. An error is the end too.

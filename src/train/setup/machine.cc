@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <exception>
 #include <fstream>
+#include <functional>
 #include <limits>
 
 #include "core/host_tensor.h"
@@ -52,6 +54,24 @@ double time_gemm(const Gemm& product) {
   return seconds_since(start);
 }
 
+/// An error of one thread is thrown when all are done.
+void for_each_thread(const std::function<void()>& action) {
+  std::exception_ptr error;
+#pragma omp parallel
+  try {
+    action();
+  } catch (...) {
+#pragma omp critical(tessera_warm_up)
+    error = std::current_exception();
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+/// Of products that compile kernels: their operands of F32 fit half the size in BF16.
+constexpr int64_t kWarmSize = 256;
+
+}  // namespace
+
 /// Products of one type whose operands share memory of `size` squared values each. No one shape is
 /// the fastest on every machine.
 class PeakProducts {
@@ -63,6 +83,9 @@ class PeakProducts {
     add(size / 2, size / 2, 2 * size);
     for (const Gemm& product : products_) gemm(product);  // the first time compiles
   }
+
+  /// Makes each kind of product of this type, and of F32, once. REQUIRES a size of 512 or more.
+  void warm_up() const;
 
   /// Runs each once and returns the best rate, in FLOP/s.
   double measure() const {
@@ -95,13 +118,42 @@ class PeakProducts {
   std::vector<Gemm> products_;
 };
 
-/// The best rate of products of this size in some rounds. Bounded, since many ranks may measure on
+/// On every thread: each has objects and scratch memory of its own.
+void PeakProducts::warm_up() const {
+  for_each_thread([&] {
+    const OwnedTensor result(DType::kF32, {kWarmSize, kWarmSize});
+    for (const DType dtype : {DType::kF32, a_.get().dtype}) {
+      for (int kind = 0; kind < 8; ++kind) {
+        Gemm product{.transpose_a = (kind & 1) != 0,
+                     .transpose_b = (kind & 2) != 0,
+                     .m = kWarmSize,
+                     .n = kWarmSize,
+                     .k = kWarmSize,
+                     .a = a_.get().data,
+                     .lda = kWarmSize,
+                     .b = b_.get().data,
+                     .ldb = kWarmSize,
+                     .c = result.get().data,
+                     .ldc = kWarmSize,
+                     .input_type = dtype,
+                     .accumulate = (kind & 4) != 0};
+        gemm(product);
+        if (dtype == DType::kF32 || product.accumulate) continue;
+        product.output_type = dtype;
+        gemm(product);
+      }
+    }
+  });
+}
+
+namespace {
+
+/// The best rate of products in some rounds. Bounded, since many ranks may measure on
 /// few cores before they start.
-double measure_size(DType dtype, int64_t size) {
+double measure_products(const PeakProducts& products) {
   constexpr int kMinRounds = 2;
   constexpr int kMaxRounds = 16;
   constexpr double kEnough = 0.1;  // seconds
-  const PeakProducts products(dtype, size);
   double best = 0;
   const auto start = std::chrono::steady_clock::now();
   for (int round = 0; round < kMaxRounds; ++round) {
@@ -117,11 +169,22 @@ constexpr int64_t kLargeSize = 1024;
 }  // namespace
 
 double measure_matrix_peak(DType dtype) {
-  return std::max(measure_size(dtype, kLargeSize), measure_size(dtype, kSmallSize));
+  return std::max(measure_products(PeakProducts(dtype, kLargeSize)),
+                  measure_products(PeakProducts(dtype, kSmallSize)));
 }
 
-double measure_matrix_peak_again(DType dtype) {
-  return measure_size(dtype, kSmallSize);
+MatrixPeakMeter::MatrixPeakMeter(DType dtype)
+    : products_(std::make_shared<const PeakProducts>(dtype, kSmallSize)) {
+  products_->warm_up();
+}
+
+double MatrixPeakMeter::measure() const {
+  return measure_products(*products_);
+}
+
+std::optional<MatrixPeakMeter> make_peak_meter(const Backend& backend, DType dtype) {
+  if (!backend.is_host()) return std::nullopt;
+  return MatrixPeakMeter(dtype);
 }
 
 double measure_matrix_peak(const Backend& backend, DType dtype) {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "train/setup/machine.h"
 
 namespace tessera {
 
@@ -22,9 +21,9 @@ double MatrixPeak::share_of(double rate) {
   return rate / peak_;
 }
 
-MatrixPeak make_matrix_peak(const Backend& backend, DType dtype, double measured) {
-  if (!backend.is_host()) return MatrixPeak(measured);
-  return MatrixPeak(measured, [dtype] { return measure_matrix_peak_again(dtype); });
+MatrixPeak make_matrix_peak(double measured, const std::optional<MatrixPeakMeter>& meter) {
+  if (!meter) return MatrixPeak(measured);
+  return MatrixPeak(measured, [meter = *meter] { return meter.measure(); });
 }
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
-#include "core/dtype.h"
-#include "ops/backend.h"
+#include "train/setup/machine.h"
 
 namespace tessera {
 
@@ -31,8 +31,8 @@ class MatrixPeak {
   int num_measurements_ = 0;
 };
 
-/// The peak of a back end on which products were measured at this rate. On a GPU it is not measured
-/// again, since a large product may not fit beside the model.
-MatrixPeak make_matrix_peak(const Backend& backend, DType dtype, double measured);
+/// The peak of a back end on which products were measured at this rate. On a GPU, without `meter`,
+/// it is not measured again, since a large product may not fit beside the model.
+MatrixPeak make_matrix_peak(double measured, const std::optional<MatrixPeakMeter>& meter);
 
 }  // namespace tessera

@@ -58,15 +58,6 @@ void open_files(const Settings& settings, TrainingData& data,
   }
 }
 
-/// A token file is mapped, so what its windows touch becomes resident page by page.
-int64_t touched_bytes(const Settings& settings, const TokenFile& tokens, int64_t windows) {
-  constexpr int64_t kPage = 4096;
-  const int64_t file_bytes = tokens.num_tokens() * dtype_size(tokens.dtype());
-  const int64_t window_bytes = (settings.data.sequence_length + 1) * dtype_size(tokens.dtype());
-  const int64_t per_window = (window_bytes / kPage + 2) * kPage;
-  return windows > file_bytes / per_window ? file_bytes : windows * per_window;
-}
-
 }  // namespace
 
 TextSource make_text_source(const DataSettings& data) {
@@ -154,16 +145,6 @@ TrainingData open_training_data(Settings& settings,
         std::make_unique<BatchSource>(data.files, data.blend, config, Split::kValidation);
   }
   return data;
-}
-
-int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
-  if (data.train == nullptr) return 0;
-  const std::vector<int64_t> samples = data.train->count_samples(settings.train.steps);
-  int64_t bytes = 0;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    bytes += touched_bytes(settings, *data.files[i], samples[i]);
-  }
-  return bytes;
 }
 
 void pad_sequences(Batch& batch, int64_t max_sequences) {

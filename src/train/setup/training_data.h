@@ -48,9 +48,6 @@ TrainingData open_training_data(Settings& settings,
 /// one for each sequence.
 TrainingData prepare_without_data(Settings& settings);
 
-/// Bytes that reading the batches of a run makes resident, at most: token files are mapped.
-int64_t touched_bytes(const Settings& settings, const TrainingData& data);
-
 /// Throws UserError where a step does not take them, of which it takes from `fewest` to `most`.
 void check_given_batches(const std::vector<Batch>& batches, int64_t fewest, int64_t most,
                          const BatchShape& shape);

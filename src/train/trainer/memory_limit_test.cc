@@ -119,9 +119,9 @@ TEST(OneRankMemoryLimit, IsKeptToByAPlanThatCanBeWrittenDown) {
   EXPECT_THAT(trainer->policy_choice()->recompute, Not(IsEmpty()));
   EXPECT_THAT(trainer->policy_choice()->offload, IsEmpty()) << "the host has one memory";
   const MemoryPrediction& prediction = trainer->prediction();
-  const int64_t own = prediction.total() - prediction.program - prediction.data;
+  const int64_t own = prediction.total() - prediction.program;
   EXPECT_LE(own, limit);
-  EXPECT_LT(own, kept->prediction().total() - kept->prediction().program - kept->prediction().data);
+  EXPECT_LT(own, kept->prediction().total() - kept->prediction().program);
   Settings pasted = settings;
   apply(*trainer->policy_choice(), pasted.train);
   const auto explicit_run = testing::make_trainer(pasted);

@@ -92,8 +92,7 @@ void Trainer::plan_model(const BatchShape& shape) {
                                            backend(), layout_.part);
   require_proof(prove_rank(settings_, layout_, model_->programs()));
   model_->place(place_saved(model_->programs(), layout_.steps));
-  prediction_ = predict_memory(settings_, layout_, *model_, backend(),
-                               touched_bytes(settings_, data_), device_.memory);
+  prediction_ = predict_memory(settings_, layout_, *model_, backend(), device_.memory);
 }
 
 /// Where the model does not fit, and nobody says what to do about that, it is planned again with a
@@ -130,13 +129,19 @@ void Trainer::check_limit() {
   const std::optional<int64_t> limit = settings_.train.parse_memory_limit();
   if (!limit) return;
   together(*layout_.world, [&] {
-    const int64_t own = prediction_.total() - prediction_.program - prediction_.data;
+    const int64_t own = prediction_.total() - prediction_.program;
     require(own <= *limit,
             "train.memory_limit is \"{}\", but this rank would take {} with what was chosen for a "
             "rank that holds more weights; raise the limit, or give the ranks experts of equal "
             "sizes",
             settings_.train.memory_limit, format_bytes(own));
   });
+}
+
+int64_t Trainer::unbalanced_bytes() const {
+  const ActivationBytes& planned = prediction_.activations;
+  return std::max<int64_t>(
+      model_->elastic_bytes() - planned.saved - planned.transient - planned.stash, 0);
 }
 
 void Trainer::plan_peer_copies() {

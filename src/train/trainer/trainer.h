@@ -63,6 +63,8 @@ class Trainer {
   const TrainingData& data() const { return data_; }
   const RunLayout& layout() const { return layout_; }
   const MemoryPrediction& prediction() const { return prediction_; }
+  /// What activations have taken beyond the prediction, which is of balanced routing.
+  int64_t unbalanced_bytes() const;
   /// What was chosen for train.memory_limit, or for what the GPU has free, and is part of
   /// settings(); on rank 0 alone.
   const std::optional<PolicyChoice>& policy_choice() const { return policy_choice_; }

@@ -214,8 +214,7 @@ TEST(Trainer, PredictsItsActivationsExactly) {
   EXPECT_EQ(memory.state.weights,
             ParameterSet::count_bytes(list_parameters(trainer->settings().model, DType::kF32), true)
                 .weights);
-  EXPECT_EQ(memory.total(),
-            memory.program + memory.data + memory.state.total() + memory.activations.total());
+  EXPECT_EQ(memory.total(), memory.program + memory.state.total() + memory.activations.total());
   EXPECT_GT(memory.activations.saved, 0);
 }
 
