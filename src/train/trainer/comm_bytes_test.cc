@@ -1,85 +1,9 @@
-#include <gtest/gtest.h>
-
 #include <functional>
-#include <mutex>
 
-#include "comm/thread/thread_world.h"
-#include "core/file/file.h"
-#include "data/token_file_writer.h"
-#include "train/trainer/trainer.h"
-#include "train/verify/verify.h"
+#include "train/trainer/comm_bytes_testing.h"
 
-namespace tessera {
+namespace tessera::testing {
 namespace {
-
-constexpr int64_t kF32 = 4;
-constexpr int64_t kLayers = 2;
-constexpr int64_t kHidden = 16;
-constexpr int64_t kSequence = 16;
-constexpr int64_t kMicroBatch = 2;
-constexpr int64_t kTokens = kMicroBatch * kSequence;  // T, of a micro-batch
-
-/// Bytes of a training step, by group and kind, summed over the ranks.
-class StepBytes {
- public:
-  StepBytes(Settings settings, int64_t num_ranks) {
-    const std::filesystem::path folder =
-        std::filesystem::temp_directory_path() / unique_name("tessera-bytes-test-");
-    settings = without_data(std::move(settings));
-    settings.data.tokens = (folder / "tokens").string();
-    settings.run.folder = (folder / "run").string();
-    TokenFileWriter writer(settings.data.tokens, settings.model.vocab_size);
-    writer.append(std::vector<int32_t>(1000, 1));
-    writer.end_document();
-    writer.finish();
-    std::mutex mutex;
-    run_thread_world(num_ranks, [&](World& world) {
-      Settings own = settings;
-      TrainingData data = open_training_data(own);
-      Trainer trainer(own, std::move(data), world);
-      trainer.resume("");
-      world.statistics().clear();
-      trainer.step();
-      trainer.state().wait_weights();
-      const std::scoped_lock lock(mutex);
-      for (const auto& [key, count] : world.statistics().counts()) bytes_[key] += count.bytes;
-    });
-    std::filesystem::remove_all(folder);
-  }
-
-  int64_t operator()(const std::string& group, CommKind kind) const {
-    const auto found = bytes_.find({group, kind});
-    return found == bytes_.end() ? 0 : found->second;
-  }
-  /// Of all groups whose names begin so.
-  int64_t of_groups(const std::string& prefix, CommKind kind) const {
-    int64_t total = 0;
-    for (const auto& [key, bytes] : bytes_)
-      total += key.first.starts_with(prefix) && key.second == kind ? bytes : 0;
-    return total;
-  }
-
- private:
-  std::map<CommStatistics::Key, int64_t> bytes_;
-};
-
-Settings small_settings() {
-  Settings settings;
-  settings.model.vocab_size = 40;
-  settings.model.hidden_size = kHidden;
-  settings.model.num_layers = kLayers;
-  settings.model.num_heads = 4;
-  settings.model.num_kv_heads = 2;
-  settings.model.head_size = 4;
-  settings.model.inner_size = 24;
-  settings.model.moe.num_experts = 0;
-  settings.data.sequence_length = kSequence;
-  settings.train.micro_batch = kMicroBatch;
-  settings.train.global_batch = kMicroBatch;
-  settings.train.steps = 2;
-  settings.schedule.num_steps = 2;
-  return settings;
-}
 
 Settings expert_settings() {
   Settings settings = small_settings();
@@ -90,10 +14,6 @@ Settings expert_settings() {
 int64_t count_weights(const Settings& settings) {
   return count_parameters(settings.model).total;
 }
-
-// Formulas are those of the papers for n ranks, four where nothing else is said: with two, n - 1
-// and n / 2 are the same. Letters are theirs: b·s tokens of the n ranks together, h their width, k
-// = K.
 
 /// Equation 1 of MegaScale-MoE: 2bsh(n-1)/n leave a rank for attention, the same for the MLP, half
 /// of it by all-gather and half by reduce-scatter; both again backwards; and the two ends.
@@ -107,117 +27,6 @@ TEST(StepBytes, TensorParallelism) {
   EXPECT_EQ(bytes("tp", CommKind::kAllGather), of_each);
   EXPECT_EQ(bytes("tp", CommKind::kReduceScatter), of_each);
   EXPECT_EQ(bytes("tp", CommKind::kAllToAll), 4 * kTokens * (kRanks - 1) * kF32);
-}
-
-/// h = N·D, and m = 2 query heads for each key-value head.
-Settings head_exchange_settings() {
-  Settings settings = small_settings();
-  settings.model.num_heads = 8;
-  settings.model.num_kv_heads = 4;
-  settings.model.head_size = 2;
-  return settings;
-}
-
-/// Equation 2 counts each element twice; what leaves a rank is (2 + 2/m) · bsh/n · (n-1)/n: queries
-/// and results, keys and values. Over n ranks, forward and backward, and `parts` such groups.
-int64_t head_exchange_bytes(int64_t num_ranks, int64_t parts = 1) {
-  constexpr int64_t kQueriesPerKey = 2;  // m
-  const int64_t bsh = kTokens * kHidden / parts;
-  const int64_t leaving =
-      (2 * kQueriesPerKey + 2) * bsh * (num_ranks - 1) / (kQueriesPerKey * num_ranks * num_ranks);
-  return 2 * kLayers * parts * num_ranks * leaving * kF32;
-}
-
-TEST(StepBytes, UlyssesAttention) {
-  constexpr int64_t kRanks = 4;
-  Settings settings = head_exchange_settings();
-  settings.parallel.layout.tp = kRanks;
-  settings.parallel.attention = AttentionParallel::kUlysses;
-  const StepBytes bytes(settings, kRanks);
-  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), head_exchange_bytes(kRanks));
-}
-
-TEST(StepBytes, ContextByAllToAll) {
-  constexpr int64_t kRanks = 4;
-  Settings settings = head_exchange_settings();
-  settings.parallel.layout.cp = kRanks;
-  settings.parallel.context = ContextExchange::kAllToAll;
-  const StepBytes bytes(settings, kRanks);
-  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), head_exchange_bytes(kRanks));
-  EXPECT_EQ(bytes("ring", CommKind::kSend), 0);
-}
-
-/// Ring attention (Liu et al., 2023, section 3): each rank's keys and values pass R - 1 times, and
-/// backwards again with the sums of their gradients behind them. Sums are F32, as all is here.
-int64_t ring_bytes(const ModelConfig& model, int64_t ring, int64_t num_ranks) {
-  const int64_t block = kTokens / num_ranks * 2 * model.num_kv_heads * model.head_size;
-  return 3 * kLayers * num_ranks * (ring - 1) * block * kF32;
-}
-
-TEST(StepBytes, ContextByRing) {
-  constexpr int64_t kRanks = 4;
-  Settings settings = small_settings();
-  settings.parallel.layout.cp = kRanks;
-  const StepBytes bytes(settings, kRanks);
-  EXPECT_EQ(bytes("ring", CommKind::kSend), ring_bytes(settings.model, kRanks, kRanks));
-  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), 0);
-}
-
-/// Two rings of four, each over pairs that exchange heads. A ring's rank has the tokens of a pair,
-/// and half of the heads.
-TEST(StepBytes, ContextHierarchically) {
-  constexpr int64_t kRanks = 8;
-  constexpr int64_t kInner = 2;
-  Settings settings = head_exchange_settings();
-  settings.parallel.layout.cp = kRanks;
-  settings.parallel.context = ContextExchange::kHierarchical;
-  settings.parallel.context_inner = kInner;
-  const StepBytes bytes(settings, kRanks);
-  EXPECT_EQ(bytes("ring", CommKind::kSend), ring_bytes(settings.model, kRanks / kInner, kRanks));
-  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), head_exchange_bytes(kInner, kRanks / kInner));
-}
-
-/// Of layers that exchange rows of `width` elements a token over the ranks of a ring, one way and,
-/// their gradients, back: (n-1)/n of each leave their rank.
-int64_t sequence_exchange_bytes(int64_t width, int64_t num_ranks) {
-  return 2 * kLayers * kTokens * width * (num_ranks - 1) / num_ranks * kF32;
-}
-
-/// Queries, keys, values and what is read; decays and strengths of heads.
-TEST(StepBytes, ContextOfDeltaRules) {
-  constexpr int64_t kRanks = 4;
-  Settings settings = small_settings();
-  settings.model.delta_layers = {0, 1};
-  settings.model.delta = {.num_key_heads = 4, .num_value_heads = 8, .key_size = 6, .value_size = 5};
-  settings.parallel.layout.cp = kRanks;
-  const StepBytes bytes(settings, kRanks);
-  EXPECT_EQ(bytes("ring", CommKind::kAllToAll),
-            sequence_exchange_bytes(2 * 4 * 6 + 2 * 8 * 5 + 2 * 8, kRanks));
-  EXPECT_EQ(bytes("ring", CommKind::kSend), 0);
-}
-
-/// x, what is scanned and steps of heads; B and C once for each rank, where one group has all
-/// heads.
-TEST(StepBytes, ContextOfMamba) {
-  constexpr int64_t kRanks = 4;
-  Settings settings = small_settings();
-  settings.model.mamba_layers = {0, 1};
-  settings.model.mamba = {.num_heads = 8, .head_size = 6, .num_groups = 1, .state_size = 5};
-  settings.parallel.layout.cp = kRanks;
-  const StepBytes bytes(settings, kRanks);
-  EXPECT_EQ(bytes("ring", CommKind::kAllToAll),
-            sequence_exchange_bytes(2 * 8 * 6 + 8 + 2 * kRanks * 5, kRanks));
-}
-
-/// What is convolved.
-TEST(StepBytes, ContextOfGatedConvolutions) {
-  constexpr int64_t kRanks = 4;
-  Settings settings = small_settings();
-  settings.model.conv_layers = {0, 1};
-  settings.parallel.layout.cp = kRanks;
-  settings.parallel.context = ContextExchange::kAllToAll;
-  const StepBytes bytes(settings, kRanks);
-  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), sequence_exchange_bytes(2 * kHidden, kRanks));
 }
 
 /// Experts over ranks that have a micro-batch each.
@@ -502,4 +311,4 @@ TEST(StepBytes, Pipeline) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::testing
