@@ -2,30 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include "core/testing/host_like_device.h"
 #include "model/run/model_testing.h"
 
 namespace tessera {
 namespace {
 
 /// The host's memory as if the host could not reach it.
-class OtherDevice final : public Device {
+class OtherDevice final : public testing::HostLikeDevice {
  public:
   std::string name() const override { return "other"; }
   bool is_host() const override { return false; }
-  std::byte* allocate(int64_t num_bytes) override { return host_device().allocate(num_bytes); }
-  void release(std::byte* data, int64_t num_bytes) noexcept override {
-    host_device().release(data, num_bytes);
-  }
-  void copy(void* to, const void* from, int64_t num_bytes) override {
-    host_device().copy(to, from, num_bytes);
-  }
-  void zero(void* data, int64_t num_bytes) override { host_device().zero(data, num_bytes); }
-  void synchronize() override {}
-  Mark mark() override { return host_device().mark(); }
-  void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
-    host_device().when_known(begin, end, std::move(use));
-  }
-  int64_t used_bytes() const override { return 0; }
 };
 
 TEST(ParameterSet, TensorsSayWhoseMemoryTheyAre) {
