@@ -159,7 +159,7 @@ class Device {
   /// When the device came to the marks `begin` and `end` is known after the next synchronize(),
   /// which then calls `use` with both; on the host at once.
   virtual void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) = 0;
-  /// Bytes of its memory that are in use; of the host, the most that this process has had resident.
+  /// Bytes of its memory that are in use; of the host, what this process holds (ProcessMemory).
   virtual int64_t used_bytes() const = 0;
   /// What to advise where memory cannot be had, with what is in use, e.g. "12 of 140 GiB are free".
   virtual std::string describe_memory() const { return ""; }
