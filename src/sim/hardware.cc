@@ -54,9 +54,10 @@ int64_t Hardware::host_memory_bytes() const {
 }
 
 double Hardware::matrix_rate(std::string_view format) const {
-  if (format.starts_with("bf16") || format.starts_with("f16")) return bf16_tflops * kTera;
+  const double sustained = sustained_share * kTera;
+  if (format.starts_with("bf16") || format.starts_with("f16")) return bf16_tflops * sustained;
   if (format.starts_with("e4m3") || format.starts_with("e5m2"))
-    return (fp8_tflops > 0 ? fp8_tflops : bf16_tflops) * kTera;
+    return (fp8_tflops > 0 ? fp8_tflops : bf16_tflops) * sustained;
   return f32_tflops * kTera;
 }
 
@@ -83,6 +84,10 @@ ConfigSchema make_hardware_schema(Hardware& h) {
   schema.add("device.bf16_tflops", &h.bf16_tflops, "Most of matrix products in BF16", rate);
   schema.add("device.fp8_tflops", &h.fp8_tflops, "Most of matrix products in FP8; 0: it has none",
              rate);
+  schema.add("device.sustained_share", &h.sustained_share,
+             "Share of device.bf16_tflops and device.fp8_tflops that products keep up, where power "
+             "limits them; utilisation is told of the whole",
+             between(0.01, 1));
   schema.add("device.memory_gbs", &h.memory_gbs, "GB/s read and written together", rate);
   schema.add("device.memory", &h.memory, "Memory of a device that training may take: \"80GiB\"");
   schema.add("node.devices", &h.node_devices, "Devices of a node", between(1, kMostDevices));

@@ -36,6 +36,8 @@ struct Hardware {
   double f32_tflops = 0;
   double bf16_tflops = 0;
   double fp8_tflops = 0;
+  /// The share of the last two that the device keeps up, where its power does not allow them.
+  double sustained_share = 1;
   double memory_gbs = 0;
   std::string memory;  ///< of a device
 
@@ -62,7 +64,8 @@ struct Hardware {
 
   int64_t memory_bytes() const;
   int64_t host_memory_bytes() const;
-  /// FLOP/s of matrix products of such operands; of what has no rate of its own, those of F32.
+  /// FLOP/s that matrix products of such operands keep up; of what has no rate of its own, those of
+  /// F32.
   double matrix_rate(std::string_view format) const;
   std::vector<KernelSample> samples() const;
 };

@@ -100,5 +100,13 @@ TEST_F(HardwareFile, OfOtherContentsIsRefused) {
                 AllOf(HasSubstr("kernels.measured"), HasSubstr(fmt::format("\"{}\"", sample))));
 }
 
+TEST(Hardware, ProductsKeepUpAShareOfTheirRates) {
+  const Hardware hardware{
+      .f32_tflops = 2, .bf16_tflops = 10, .fp8_tflops = 20, .sustained_share = 0.5};
+  EXPECT_DOUBLE_EQ(hardware.matrix_rate("f32"), 2e12);
+  EXPECT_DOUBLE_EQ(hardware.matrix_rate("bf16"), 5e12);
+  EXPECT_DOUBLE_EQ(hardware.matrix_rate("e4m3 x rows"), 1e13);
+}
+
 }  // namespace
 }  // namespace tessera
