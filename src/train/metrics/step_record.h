@@ -73,7 +73,7 @@ struct StepRecord {
   double tokens_per_second = 0.0;
   double model_flops = 0.0;           ///< of the step, forward and backward, without recomputation
   std::optional<double> utilisation;  ///< 0..1 of the measured peak of large matrix products
-  /// Bytes, the highest so far: held by the process (PeakMemory), or in use on the GPU after a step.
+  /// Bytes, the highest so far: what the process held (PeakMemory), or a GPU after a step used.
   int64_t memory_used = 0;
   int64_t memory_predicted = 0;  ///< bytes; 0: no prediction
   int64_t dropped_tokens = 0;    ///< assignments that capacity cut off in this step
