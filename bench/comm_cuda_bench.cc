@@ -2,8 +2,9 @@
 // (`comm_cuda_bench [GPUs]`): of each size the mean time of an operation and the bandwidth of the
 // bus, that is the bytes that a rank must send, per second, beside a plain copy from one GPU to
 // another; sizes are those of the larger of in and out. NCCL alone beside what goes through memory
-// that the GPUs address directly (runtime/cuda/cuda_ring.h). And what a group takes of a GPU's
-// memory, as its exchanges are used for the first time.
+// that the GPUs address directly (runtime/cuda/cuda_ring.h). "Dispatched" are tokens of which every
+// rank gets a copy, permuted into a copy that is exchanged, or as they are sent. And what a group
+// takes of a GPU's memory, as its exchanges are used for the first time.
 
 #include <cuda_runtime.h>
 
@@ -18,7 +19,9 @@
 #include "core/host_tensor.h"
 #include "core/memory.h"
 #include "ops/cuda/check.h"
+#include "ops/permute/permute_kernels.h"
 #include "runtime/cuda/cuda_backend.h"
+#include "runtime/cuda/cuda_device.h"
 
 namespace tessera {
 namespace {
@@ -33,10 +36,40 @@ struct Buffers {
         whole(dtype, {part * num_ranks}, "the benchmark", device),
         other(dtype, {part * num_ranks}, "the benchmark", device),
         own(dtype, {part}, "the benchmark", device),
-        counts(DType::kI64, {num_ranks}, "the benchmark", device) {
+        counts(DType::kI64, {num_ranks}, "the benchmark", device),
+        tokens(part * dtype_size(dtype) / kRowBytes),
+        row_of(DType::kI32, {tokens, num_ranks}, "the benchmark", device),
+        source(DType::kI32, {num_ranks * tokens}, "the benchmark", device) {
     const HostTensor host(counts, HostTensor::Access::kWrite);
-    std::fill_n(host.get().as<int64_t>(), num_ranks, part * dtype_size(dtype) / kRowBytes);
+    std::fill_n(host.get().as<int64_t>(), num_ranks, tokens);
     host.store();
+    const HostTensor rows(row_of, HostTensor::Access::kWrite);
+    const HostTensor sources(source, HostTensor::Access::kWrite);
+    for (int64_t token = 0; token < tokens; ++token) {
+      for (int64_t to = 0; to < num_ranks; ++to) {
+        const int64_t assignment = token * num_ranks + to;
+        const int64_t row = to * tokens + token;
+        rows.get().as<int32_t>()[assignment] = static_cast<int32_t>(row);
+        sources.get().as<int32_t>()[row] = static_cast<int32_t>(assignment);
+      }
+    }
+    rows.store();
+    sources.store();
+  }
+
+  /// Copies of the tokens in `own`, for each rank all of them.
+  void permute(cudaStream_t stream) const {
+    cuda::launch_permute({.maps = {.row_of_TK = row_of.get().as<int32_t>(),
+                                   .source_R = source.get().as<int32_t>(),
+                                   .num_tokens = tokens,
+                                   .num_rows = source.get().shape[0],
+                                   .token_extent = nullptr,
+                                   .row_extent = nullptr,
+                                   .top_k = static_cast<int>(row_of.get().shape[1])},
+                          .row_bytes = kRowBytes,
+                          .x_TH = own.get().data,
+                          .rows_RH = whole.get().data},
+                         stream);
   }
 
   int64_t part;
@@ -44,6 +77,9 @@ struct Buffers {
   OwnedTensor other;
   OwnedTensor own;
   OwnedTensor counts;  ///< rows that each rank sends to each in an all-to-all of `whole`
+  int64_t tokens;
+  OwnedTensor row_of;  ///< permute.h
+  OwnedTensor source;
 };
 
 /// The mean of some rounds, after some others.
@@ -71,17 +107,26 @@ void measure(Communicator& group, Device& device, int64_t bytes, DType dtype) {
                   std::string(dtype_name(dtype)).c_str(), static_cast<long long>(bytes / kMebibyte),
                   seconds * 1e6, factor * sent / seconds / 1e9);
   };
-  report("all_to_all", mean([&] { group.all_to_all(b.whole, b.other).wait(); }), 1);
+  const auto exchange = [&] { group.all_to_all(b.whole, b.other).wait(); };
+  report("all_to_all", mean(exchange), 1);
+  const cudaStream_t stream = dynamic_cast<cuda::CudaDevice&>(device).stream();
+  report("  dispatched", mean([&] {
+           b.permute(stream);
+           exchange();
+         }),
+         1);
   if (group.takes_device_counts()) {
     const auto rows = [&](const OwnedTensor& t) {
       return Tensor{
           t.get().data, DType::kU8, {t.get().num_bytes() / kRowBytes, kRowBytes}, t.get().device};
     };
+    const RowMove move{rows(b.whole), rows(b.other)};
     report("  by counts", mean([&] {
-             const RowMove move{rows(b.whole), rows(b.other)};
              group.all_to_all_v({&move, 1}, b.counts, b.counts).wait();
            }),
            1);
+    const GatheredRows gathered{rows(b.own), b.source, group.size(), rows(b.other)};
+    report("  as sent", mean([&] { group.all_to_all_v(gathered, b.counts, b.counts).wait(); }), 1);
   }
   report("all_gather", mean([&] { group.all_gather(b.own, b.whole).wait(); }), 1);
   report("reduce_scatter", mean([&] { group.reduce_scatter(b.whole, b.own).wait(); }), 1);

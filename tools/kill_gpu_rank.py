@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """Kills or stops one rank of a training on GPUs and checks how the others end.
 
-Two ranks train a small model with a GPU each. After some steps one gets SIGKILL, or SIGSTOP, which
-leaves it silent. The run must end with an exit code other than 0 within the limit, the other rank must
+Two ranks train a small model with a GPU each. Some time after a save one of them gets SIGKILL, or SIGSTOP,
+which leaves it silent. The run must end with an exit code other than 0 within the limit, the other rank must
 say once what it waited for, or, where mpirun ends it before it can, mpirun or the program must say that a rank was killed; no rank's
-process may outlive the run, and the same command must go on from the last checkpoint.
+process and no shared memory may outlive the run, and the same command must go on from the last checkpoint. Rounds take layouts in turn: experts exchanged in every way, sequences that are shared, full sharding, stages.
 
-  tools/kill_gpu_rank.py build/tessera [--device cuda] [--seconds 30] [--signals KILL STOP] [--rounds 3]
+  tools/kill_gpu_rank.py build/tessera [--device cuda] [--seconds 30] [--signals KILL STOP] [--rounds 5] [--at-once 1]
+      [--continue-every 1] [--seed 1]
 
 With --device cpu the same is checked without GPUs. Needs mpirun. The exit code is 0 only where all is
 well.
 """
 import argparse
+import collections
+import concurrent.futures
 import itertools
 import os
+import random
 import re
 import shutil
 import signal
@@ -24,7 +28,19 @@ import time
 
 MESSAGE = re.compile(r"tessera: rank (\d+) waited [0-9.]+ s for \w+ -?\d+ of group \"[\w.]+\" .*")
 
-LAUNCHER = re.compile(r"mpirun noticed that process rank 1 .* exited on signal 9|tessera: a rank was ended by signal 9")
+LAUNCHER = re.compile(r"mpirun noticed that process rank \d .* exited on signal 9|tessera: a rank was ended by signal 9")
+
+# What the ranks do beside computing.
+LAYOUTS = {
+    "experts": ["--parallel.ep=2"],
+    "experts, direct": ["--parallel.ep=2", "--parallel.exchange=direct"],
+    "experts, once a rank": ["--parallel.ep=2", "--parallel.exchange=direct", "--parallel.dispatcher=deduplicated"],
+    "sequences": ["--parallel.cp=2", "--parallel.ep=2"],
+    "full sharding": ["--optim.shard=full"],
+    "stages": ["--parallel.pp=2"],
+    "weights": ["--parallel.tp=2", "--parallel.etp=2"],
+}
+HOST_HAS_NONE = ["--parallel.exchange=direct"]
 
 
 def write_text(path):
@@ -82,39 +98,37 @@ class Run:
         return code
 
 
-def strike(command, folder, name, limit, delay):
-    """Lets a rank be struck `delay` seconds after a save; what went wrong, and the seconds until the run had ended."""
+def strike(command, folder, name, limit, struck, delay):
+    """Lets rank `struck` be struck `delay` seconds after a save; what went wrong, the seconds until the run had ended, and what was said."""
     run = Run(command)
     if not run.wait_for(r"^saved ", 90):
         run.end(0)
-        return [f"no checkpoint was saved: {run.lines[-5:]}"], 0
+        return [f"no checkpoint was saved: {run.lines[-5:]}"], 0, []
     time.sleep(delay)
     ranks = find_ranks(folder)
     if sorted(ranks) != [0, 1]:
         run.end(0)
-        return [f"expected ranks 0 and 1, found {sorted(ranks)}"], 0
-    struck = time.monotonic()
-    os.kill(ranks[1], getattr(signal, f"SIG{name}"))
+        return [f"expected ranks 0 and 1, found {sorted(ranks)}"], 0, []
+    begin = time.monotonic()
+    os.kill(ranks[struck], getattr(signal, f"SIG{name}"))
     code = run.end(limit)
-    took = time.monotonic() - struck
+    took = time.monotonic() - begin
     wrong = []
     if code is None:
         wrong.append(f"the run went on for {limit} s")
     elif code == 0:
         wrong.append("the run's exit code is 0")
-    told = [line for line in run.lines if (found := MESSAGE.search(line)) and found.group(1) == "0"]
+    told = [line for line in run.lines if (found := MESSAGE.search(line)) and int(found.group(1)) != struck]
     told = told or [line for line in run.lines if LAUNCHER.search(line)]
     if len(told) != 1:
         said = told or [line for line in run.lines if not re.match(r" *\d+/", line)][-15:]
-        wrong.append("rank 0 was to say once what it waited for, but:\n    " + "\n    ".join(said))
-    for line in told:
-        print(f"  {line}")
+        wrong.append(f"rank {1 - struck} was to say once what it waited for, but:\n    " + "\n    ".join(said))
     left = find_ranks(folder)
     if left:
         wrong.append(f"ranks outlive the run: {left}")
     for pid in left.values():
         os.kill(pid, signal.SIGKILL)
-    return wrong, took
+    return wrong, took, told
 
 
 def go_on(command, folder):
@@ -129,37 +143,75 @@ def go_on(command, folder):
     return wrong
 
 
+def list_shared_memory():
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def find_mapped(names):
+    """Those that a living process still uses, as another's programs may."""
+    mapped = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except OSError:
+            continue
+        mapped |= {name for name in names if f"/dev/shm/{name}" in text}
+    return mapped
+
+
+def check(options, turn, name):
+    """One run that loses a rank: what went wrong, and lines that say how it went."""
+    draw = random.Random(f"{options.seed} {turn} {name}")
+    layout, more = list(LAYOUTS.items())[turn % len(LAYOUTS)]
+    if options.device == "cpu":
+        more = [option for option in more if option not in HOST_HAS_NONE]
+    with tempfile.TemporaryDirectory() as scratch:
+        write_text(f"{scratch}/text.txt")
+        folder = f"{scratch}/run"
+        command = [options.program, "train", "--ranks", "2", f"--run.device={options.device}",
+                   f"--data.text={scratch}/text.txt", f"--data.cache={scratch}/tokens",
+                   f"--run.folder={folder}", "--model.num_layers=2", "--model.hidden_size=128",
+                   "--data.sequence_length=128", "--train.micro_batch=2", "--train.global_batch=4",
+                   "--optim.schedule=constant", "--train.steps=100000",
+                   "--train.validation_interval=0", "--run.checkpoint_interval=20",
+                   "--run.log_interval=1", "--run.comm_timeout=10", *more]
+        struck = draw.randrange(2)
+        wrong, took, told = strike(command, folder, name, options.seconds, struck, draw.uniform(0.05, 0.6))
+        if not wrong and turn % options.continue_every == 0:
+            wrong = go_on(command, folder)
+    head = f"SIG{name} to rank {struck}, {layout}: ended after {took:.1f} s"
+    return wrong, [head, *(f"  {line}" for line in told), *(f"  FAILED: {text}" for text in wrong)]
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=30, help="in which the others must end")
     parser.add_argument("--signals", nargs="+", default=["KILL", "STOP"])
-    parser.add_argument("--rounds", type=int, default=3, help="of each signal, at different moments of a step")
+    parser.add_argument("--rounds", type=int, default=5, help="of each signal, each with the next layout")
+    parser.add_argument("--at-once", type=int, default=1, help="runs beside one another, which share the GPUs")
+    parser.add_argument("--continue-every", type=int, default=1, metavar="N", help="let runs go on in every Nth round alone")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments, and of which rank is struck")
     options = parser.parse_args()
     if shutil.which("mpirun") is None:
         raise SystemExit("kill_gpu_rank: mpirun is needed to start the ranks")
-    failed = False
-    for turn, name in itertools.product(range(options.rounds), options.signals):
-        with tempfile.TemporaryDirectory() as scratch:
-            write_text(f"{scratch}/text.txt")
-            folder = f"{scratch}/run"
-            command = [options.program, "train", "--ranks", "2", f"--run.device={options.device}",
-                       f"--data.text={scratch}/text.txt", f"--data.cache={scratch}/tokens",
-                       f"--run.folder={folder}", "--model.num_layers=2", "--model.hidden_size=128",
-                       "--data.sequence_length=128", "--train.micro_batch=2", "--train.global_batch=4",
-                       "--parallel.ep=2", "--optim.schedule=constant", "--train.steps=100000",
-                       "--train.validation_interval=0", "--run.checkpoint_interval=20",
-                       "--run.log_interval=1", "--run.comm_timeout=10"]
-            wrong, took = strike(command, folder, name, options.seconds, 0.3 + 0.0137 * turn)
-            print(f"SIG{name}: ended after {took:.1f} s")
-            if not wrong:
-                wrong = go_on(command, folder)
-            for text in wrong:
-                print(f"SIG{name}: {text}")
-            print(f"SIG{name}: {'FAILED' if wrong else 'all is well'}", flush=True)
-            failed = failed or bool(wrong)
-    raise SystemExit(1 if failed else 0)
+    before = list_shared_memory()
+    ended = collections.Counter()
+    with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
+        checks = [pool.submit(check, options, turn, name)
+                  for turn, name in itertools.product(range(options.rounds), options.signals)]
+        for done in concurrent.futures.as_completed(checks):
+            wrong, lines = done.result()
+            ended["failed" if wrong else "well"] += 1
+            print("\n".join(lines), flush=True)
+    left = list_shared_memory() - before
+    left -= find_mapped(left)
+    if left:
+        print(f"FAILED: shared memory outlives the runs: {sorted(left)[:5]}")
+    print(f"{ended['well']} runs that lost a rank ended as they should, {ended['failed']} did not")
+    raise SystemExit(1 if left or ended["failed"] else 0)
 
 
 if __name__ == "__main__":
