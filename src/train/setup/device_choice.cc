@@ -73,20 +73,6 @@ std::vector<int> assign_devices(const Settings& settings, World& world) {
   return std::move(assignment.indices);
 }
 
-bool shares_states(const Settings& settings) {
-  return settings.parallel.layout.cp > 1 && settings.model.has_states();
-}
-
-/// What no run on GPUs has proved against one rank is not offered there.
-void check_proved(const Settings& settings) {
-  require(
-      !shares_states(settings),
-      "parallel.cp {} with layers that hand a state from token to token (model.delta_layers, "
-      "mamba_layers, conv_layers) is for ranks on CPUs so far: on GPUs it has not been compared "
-      "with one rank; set parallel.cp to 1, or run.device = \"cpu\"",
-      settings.parallel.layout.cp);
-}
-
 void check_host(const Settings& settings) {
   require(settings.run.cuda_graphs != GraphMode::kOn,
           "run.cuda_graphs = \"on\" needs a GPU, but this run computes on the CPU; leave it at "
@@ -107,13 +93,11 @@ void check_device(const Settings& settings, int64_t num_ranks) {
   check_gpu(kGpu);
   if (num_ranks == 1) return;
   check_several(num_ranks);
-  check_proved(settings);
 }
 
 void check_devices(const Settings& settings, World& world) {
-  const bool asks = settings.run.device == DeviceChoice::kCuda;
-  if (world.size() == 1 || (!asks && !shares_states(settings))) return;
-  if (!assign_devices(settings, world).empty()) check_proved(settings);
+  if (world.size() > 1 && settings.run.device == DeviceChoice::kCuda)
+    assign_devices(settings, world);
 }
 
 Backend choose_backend(const Settings& settings) {
