@@ -81,11 +81,6 @@ struct Place {
 ///   load_factors(params, place, weight_row, group), scale<kColumns>(d, factors)
 ///                   where results have factors of their own: these are loaded while the last
 ///                   products are under way
-///   begin(group), multiply<kColumns>(shared, params, num_stages, group, cursor, kept)
-///                   where sums are not the tensor cores' alone: in place of the pipeline's
-///   feed(shared, params, rank, warp)
-///                   where stages have more than the two tiles: by each of two warps, whose threads
-///                   all arrive at a stage's `full`
 ///   begin_store(store, params, kept, place, group)    before the first step
 ///   store_step(store, params, kept, place, step, group)
 template <typename E>
@@ -114,13 +109,6 @@ template <typename E>
 constexpr bool kHasFactors = requires(const typename E::Params& params, const Place& place) {
   E::load_factors(params, place, 0, 0);
 };
-
-/// Whether an epilogue has a part of its own in the feeding of stages, and multiplies itself.
-template <typename E>
-constexpr bool kFeeds = requires {
-  E::kFeeds;
-};
-constexpr int kFeedWarps = 2;
 
 }  // namespace grouped
 }  // namespace tessera::cuda

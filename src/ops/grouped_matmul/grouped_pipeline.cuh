@@ -267,18 +267,12 @@ __device__ __forceinline__ void store_all(Shared<Epilogue>& shared,
     store_step<Epilogue>(shared, params, kept, step, group);
 }
 
-/// Who says in both blocks that a stage was read: a warpgroup, whose products end together, or each
-/// of its warps where threads read as well.
-template <typename Epilogue>
-constexpr int kReleasingThreads = kFeeds<Epilogue> ? 32 : kWarpgroup;
-template <typename Epilogue>
-constexpr int kReleases = 2 * 2 * kWarpgroup / kReleasingThreads<Epilogue>;
+constexpr int kReleases = 2 * 2;  // of a stage: by both warpgroups of both blocks
 
-/// By a warpgroup: the products have read a stage, and so have its threads.
+/// By a warpgroup, whose products end together: they have read a stage.
 template <typename Epilogue>
 __device__ __forceinline__ void release(Shared<Epilogue>& shared, int stage) {
-  if constexpr (kFeeds<Epilogue>) __syncwarp();
-  const int lane = read_thread() % kReleasingThreads<Epilogue>;
+  const int lane = read_thread() % kWarpgroup;
   if (lane < 2) shared.empty[stage].arrive_at(lane);
 }
 
@@ -367,11 +361,7 @@ __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
       return multiply_columns<Epilogue, kFewer>(shared, params, num_rows, num_stages, group, cursor,
                                                 kept);
   }
-  if constexpr (kFeeds<Epilogue>) {
-    Epilogue::template multiply<kColumns>(shared, params, num_stages, group, cursor, kept);
-  } else {
-    multiply<kColumns, Epilogue>(shared, params, num_stages, group, cursor, kept);
-  }
+  multiply<kColumns, Epilogue>(shared, params, num_stages, group, cursor, kept);
 }
 
 template <typename Epilogue>
@@ -382,11 +372,7 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   const int group = threadIdx.x / kWarpgroup - 1;
   typename Epilogue::Kept kept{};
   write_place(own_places(shared).kept, {});
-  if constexpr (kFeeds<Epilogue>) {
-    Epilogue::begin(group);
-  } else {
-    if (group == 1) spend_cycles(kApartCycles);
-  }
+  if (group == 1) spend_cycles(kApartCycles);
   for (;;) {
     const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
@@ -419,14 +405,14 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Epilogue>*>(memory);
   constexpr bool kGathers = Epilogue::kGathers;
-  constexpr int kOtherWarps = kGathers ? kGatherWarps : kFeeds<Epilogue> ? kFeedWarps : 0;
+  constexpr int kOtherWarps = kGathers ? kGatherWarps : 0;
   const uint32_t rank = cluster_rank();
   if (threadIdx.x == 0) {
     prefetch(&params.weight);
     if constexpr (!kGathers) prefetch(&params.a);
     for (int s = 0; s < kStages; ++s) {
       shared.full[s].init(1 + kLanes * kOtherWarps);
-      shared.empty[s].init(kReleases<Epilogue>);
+      shared.empty[s].init(kReleases);
     }
     shared.queue.init(1 + kOtherWarps);
     Epilogue::init(shared.store);
@@ -444,9 +430,6 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     } else if constexpr (kGathers) {
       const int warp = read_thread() / 32 - kFirstGatherWarp;
       if (warp >= 0) gather<Epilogue>(shared, params, rank, warp);
-    } else if constexpr (kFeeds<Epilogue>) {
-      const int warp = read_thread() / 32 - kFirstGatherWarp;
-      if (warp >= 0) Epilogue::feed(shared, params, rank, warp);
     }
   } else {
     Roles::begin_multiplying();

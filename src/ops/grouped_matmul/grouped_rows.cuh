@@ -7,11 +7,10 @@
 namespace tessera::cuda {
 namespace grouped {
 
-/// The results of a tile of kTokens tokens as a thread keeps them: BF16, in the accumulators' order
+/// The results of a tile as a thread keeps them: BF16, in the accumulators' order
 /// (WarpgroupProduct).
-template <int kTokens>
 struct KeptRows {
-  uint32_t packed[kTokens / 4];
+  uint32_t packed[kMaxTokens / 4];
 };
 
 /// Writes what this thread keeps of kTokens tokens to a tile of them by 64 features.
@@ -43,12 +42,12 @@ __device__ __forceinline__ void store_rows(const GroupedRowsParams& params, cons
 
 /// The part of an epilogue that does so, by store_chunk(params, place, tile, first) of `Own`, which
 /// derives from this.
-template <typename Own, typename OwnParams, bool kFromTokens, int kTokens = kMaxTokens>
+template <typename Own, typename OwnParams, bool kFromTokens>
 struct WritesRows {
   using Params = OwnParams;
   using Operands = Bf16Operands;
-  static constexpr int kTileTokens = kTokens;
-  static constexpr int kStoreBuffer = kTokens / 2;  // tokens whose results have room
+  static constexpr int kTileTokens = kMaxTokens;
+  static constexpr int kStoreBuffer = kTileTokens / 2;  // tokens whose results have room
   static constexpr int kBoxTokens = kGroupedBoxRows;
   static constexpr bool kGathers = kFromTokens;
   static constexpr bool kLongSteps = false;
@@ -63,7 +62,7 @@ struct WritesRows {
   }
 
   static constexpr int kSteps = 2;
-  using Kept = KeptRows<kTokens>;
+  using Kept = KeptRows;
 
   static __device__ __forceinline__ Place place(Place tile, int group) {
     tile.feature += group * Cut<Own>::kHalves * 64;

@@ -13,7 +13,8 @@ void scaled_rows(const ScaledRows& product, cudaStream_t stream) {
   constexpr int64_t kBlock = ScaledGroupedMatmul::kBlock;
   const ExpertBlocks& experts = product.experts;
   ScaledRowsParams params{};
-  params.weight = make_byte_map({product.weight, experts.total, experts.wide}, kGroupedFeatures);
+  params.weight = make_byte_map({product.weight, experts.total, experts.wide},
+                                product.by_block ? kScaledBlocksBoxRows : kGroupedFeatures);
   params.a = make_byte_map({product.a, product.num_rows, experts.wide}, kGroupedBoxRows);
   params.y_map = make_tensor_map({product.y, product.num_rows, experts.largest}, kGroupedStoreRows);
   params.y = product.y;

@@ -4,6 +4,10 @@
 
 namespace tessera::cuda {
 
+/// Rows of the weight that one copy brings where blocks have scales; kGroupedFeatures where rows
+/// do.
+constexpr int kScaledBlocksBoxRows = 64;
+
 /// GroupedRowsParams with byte maps, without gathering.
 struct ScaledRowsParams : GroupedRowsParams {
   const float* a_scales;       ///< by row: [R]; by block: [R, num_blocks]
