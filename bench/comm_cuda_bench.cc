@@ -3,8 +3,8 @@
 // bus, that is the bytes that a rank must send, per second, beside a plain copy from one GPU to
 // another; sizes are those of the larger of in and out. NCCL alone beside what goes through memory
 // that the GPUs address directly (runtime/cuda/cuda_ring.h). "Dispatched" are tokens of which every
-// rank gets a copy, permuted into a copy that is exchanged, or as they are sent. And what a group
-// takes of a GPU's memory, as its exchanges are used for the first time.
+// rank gets a copy: permuted, and exchanged. And what a group takes of a GPU's memory, as its
+// exchanges are used for the first time.
 
 #include <cuda_runtime.h>
 
@@ -125,8 +125,6 @@ void measure(Communicator& group, Device& device, int64_t bytes, DType dtype) {
              group.all_to_all_v({&move, 1}, b.counts, b.counts).wait();
            }),
            1);
-    const GatheredRows gathered{rows(b.own), b.source, group.size(), rows(b.other)};
-    report("  as sent", mean([&] { group.all_to_all_v(gathered, b.counts, b.counts).wait(); }), 1);
   }
   report("all_gather", mean([&] { group.all_gather(b.own, b.whole).wait(); }), 1);
   report("reduce_scatter", mean([&] { group.reduce_scatter(b.whole, b.own).wait(); }), 1);
