@@ -174,9 +174,12 @@ class StateSlice {
 
   void update_elements(const AdamWFactors& factors, float scale, const Part& part) const {
     if (grad_.dtype == DType::kF32 && master_.dtype == DType::kF32 && m_.is_f32() && v_.is_f32()) {
-      const Values values = find_values(part, nullptr);
-      update(factors, scale, find_grads(part, nullptr), values, part.n);
-      if (weight_ != nullptr) round_to_nearest(values.master, weight_ + part.first, part.n);
+      for (int64_t at = 0; at < part.n; at += kBlock) {
+        const Part own = part.take(at, kBlock);
+        const Values values = find_values(own, nullptr);
+        update(factors, scale, find_grads(own, nullptr), values, own.n);
+        if (weight_ != nullptr) round_to_nearest(values.master, weight_ + own.first, own.n);
+      }
       return;
     }
     Block block;
