@@ -21,6 +21,13 @@ constexpr int kGradientExperts = 8;
 /// Vectors of columns: with BF16 on AVX-512 two are a line of the cache.
 constexpr int kGradientVectors = kLanes == 16 ? 2 : 1;
 
+/// Asks for rows that several of them are read at a time, which processors do not foresee.
+template <typename T>
+void prefetch(const T* rows, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(rows + i);
+}
+
 /// Lanes share out the columns, whatever the tile: a logit depends on its own row alone, and has
 /// the bits that gemm_of_rows gives.
 template <int kRows, int kExperts, typename T>

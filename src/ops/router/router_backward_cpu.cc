@@ -294,15 +294,18 @@ void backward_chunk(const BackwardCall& c, const BalanceSegments& segments, cons
   const int64_t begin = chunk * s.blocks_of_chunk();
   const int64_t end = std::min(begin + s.blocks_of_chunk(), s.num_blocks());
   for (int64_t block = begin; block < end; ++block) {
-    backward_block(c, segments, block);
     const int64_t first = block * kRouterBlock;
     const int64_t num_rows = block_end(s, block) - first;
     const float* grad_logits = c.grad_logits_TE + first * s.num_experts;
     const int64_t at = first * s.hidden_size;
     if (wanted.grad_weight_EH != nullptr)
+      few_experts::prefetch(wanted.x.as<T>() + at, num_rows * s.hidden_size);
+    backward_block(c, segments, block);
+    if (wanted.grad_weight_EH != nullptr)
       few_experts::add_weight_gradient(grad_logits, wanted.x.as<T>() + at, num_rows, s, sums);
     if (wanted.grad_x != nullptr) {
       const T* addend = wanted.addend == nullptr ? nullptr : wanted.addend->as<T>() + at;
+      if (addend != nullptr) few_experts::prefetch(addend, num_rows * s.hidden_size);
       few_experts::write_x_gradient(grad_logits, wanted.weight_EH, num_rows, s, addend,
                                     wanted.grad_x->as<T>() + at);
     }

@@ -178,6 +178,7 @@ void route_few_block(const Forward& f, const T* x, const LogitWeights& weights, 
   const int64_t first = block * kRouterBlock;
   const int64_t num_rows = block_end(f.sizes, block) - first;
   float* logits = f.logits_TE + first * f.sizes.num_experts;
+  few_experts::prefetch(x + first * f.sizes.hidden_size, num_rows * f.sizes.hidden_size);
   few_experts::multiply_logits(x + first * f.sizes.hidden_size, weights.weight_EH, num_rows,
                                f.sizes, logits);
   if (weights.bias_E != nullptr) add_bias(weights.bias_E, f.sizes.num_experts, num_rows, logits);
