@@ -257,8 +257,8 @@ class StateSlice {
 class SliceChunks {
  public:
   /// `grad` is [n], or [rows, columns] whose rows are cut into blocks each for itself.
-  SliceChunks(StateSlice slice, const Shape& grad, int64_t first_chunk)
-      : slice_(std::move(slice)), first_chunk_(first_chunk) {
+  SliceChunks(const StateSlice& slice, const Shape& grad, int64_t first_chunk)
+      : slice_(slice), first_chunk_(first_chunk) {
     const bool rows_apart = grad.rank() == 2 && grad[1] % kMomentBlock != 0;
     const int64_t rows = rows_apart ? grad[0] : 1;
     columns_ = rows_apart ? grad[1] : grad.num_elements();
