@@ -82,6 +82,13 @@ inline void store(Bf16* to, Vec x) {
 #endif
 }
 
+/// Asks for what is read a row later. Processors foresee no further than a page, of which a row may
+/// be one; past the end of an array nothing happens.
+template <typename T>
+void prefetch(const T* from) {
+  __builtin_prefetch(from);
+}
+
 /// How much of a vector a step of for_each_vector covers: all of it, or `count` < kLanes elements
 /// at the end of a row. Loads of a part fill the other lanes with 0, stores leave memory past it
 /// alone.

@@ -32,12 +32,16 @@ void check_rows(const Tensor& rows, const Tensor& offsets) {
          rows.shape[0]);
 }
 
-/// to = act(pre) · prob for one row.
+/// to = act(pre) · prob for one row, `width` elements before the next.
 template <bool kGated, typename Fn, typename T>
-void forward_row(Fn fn, const T* gate, float prob, int64_t size, T* to) {
+void forward_row(Fn fn, const T* gate, int64_t width, float prob, int64_t size, T* to) {
   simd::for_each_vector(size, [=](int64_t i, auto lanes) {
+    simd::prefetch(gate + width + i);
     simd::Vec value = fn.value(simd::load(gate + i, lanes));
-    if constexpr (kGated) value *= fn.other(simd::load(gate + size + i, lanes));
+    if constexpr (kGated) {
+      simd::prefetch(gate + width + size + i);
+      value *= fn.other(simd::load(gate + size + i, lanes));
+    }
     simd::store(to + i, value * prob, lanes);
   });
 }
@@ -53,9 +57,9 @@ void forward(Fn fn, const ExpertActivation& op, const Args<ExpertActivation>& ar
   const bool gated = is_gated(op.function().kind);
   for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
     const float prob = probs == nullptr ? 1.0F : probs[row];
-    (gated ? forward_row<true, Fn, T> : forward_row<false, Fn, T>)(fn, pre + row * pre_width, prob,
-                                                                   op.sizes()[expert],
-                                                                   act + row * act_width);
+    (gated ? forward_row<true, Fn, T>
+           : forward_row<false, Fn, T>)(fn, pre + row * pre_width, pre_width, prob,
+                                        op.sizes()[expert], act + row * act_width);
   });
 }
 
@@ -71,7 +75,9 @@ void expert_activation(const ExpertActivation& op, const Args<ExpertActivation>&
 template <typename T, typename Pre>
 struct BackwardRow {
   const T* grad;
-  Pre pre;  ///< gates, and `size` elements behind them ups where the activation is gated
+  int64_t grad_width;  ///< to the next row
+  int64_t pre_width;   ///< likewise
+  Pre pre;             ///< gates, and `size` elements behind them ups where the activation is gated
   float prob;
   int64_t size;
   T* grad_pre;
@@ -82,8 +88,11 @@ struct BackwardRow {
 template <bool kGated, bool kGivesAct, typename Fn, typename T, typename Pre>
 float backward_row(Fn fn, const BackwardRow<T, Pre> r) {
   using simd::load;
+  using simd::prefetch;
   simd::Vec dot{};
   simd::for_each_vector(r.size, [&, r](int64_t i, auto lanes) {
+    prefetch(r.grad + r.grad_width + i);
+    prefetch(r.pre + r.pre_width + i);
     const Slope slope = fn.slope(load(r.pre + i, lanes));
     const simd::Vec grad = load(r.grad + i, lanes);
     const simd::Vec scaled = grad * r.prob;
@@ -92,6 +101,7 @@ float backward_row(Fn fn, const BackwardRow<T, Pre> r) {
       simd::store(r.grad_pre + i, scaled * slope.derivative, lanes);
       if constexpr (kGivesAct) simd::store(r.act + i, slope.value * r.prob, lanes);
     } else {
+      prefetch(r.pre + r.pre_width + r.size + i);
       const simd::Vec up = load(r.pre + r.size + i, lanes);
       const simd::Vec other = fn.other(up);
       const simd::Vec value = slope.value * other;
@@ -128,6 +138,8 @@ void backward(Fn fn, const ExpertActivationBackward& backward,
   const auto run = choose_backward_row<Fn, T, Pre>(is_gated(op.function().kind), act != nullptr);
   for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
     const float dot = run(fn, {.grad = grad + row * act_width,
+                               .grad_width = act_width,
+                               .pre_width = pre_width,
                                .pre = pre[row],
                                .prob = probs == nullptr ? 1.0F : probs[row],
                                .size = op.sizes()[expert],
