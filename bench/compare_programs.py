@@ -18,6 +18,8 @@ QWEN3 = ["--model.preset=qwen3-30b-a3b", "--model.vocab_size=32768", "--data.seq
 STEP = ["--train.micro_batch=4", "--train.global_batch=16"]
 LAYER = ["--layer=moe", "--train.micro_batch=8"]
 LAPTOP = ["--model.preset=laptop", "--model.vocab_size=8192"]
+WORKSTATION = ["--model.preset=workstation", "--data.sequence_length=512", "--train.micro_batch=16",
+               "--train.global_batch=16", "--steps", "3", "--warmup", "1", "--steps-only"]
 
 # Name: whether it needs a GPU, and the options of `tessera bench`.
 CASES = {
@@ -28,6 +30,8 @@ CASES = {
     "laptop-gpu": (True, [*LAPTOP, "--train.precision=bf16", "--steps", "20"]),
     "laptop-cpu": (False, LAPTOP),
     "laptop-cpu-bf16": (False, [*LAPTOP, "--train.precision=bf16"]),
+    "workstation-cpu": (False, WORKSTATION),
+    "workstation-cpu-bf16": (False, [*WORKSTATION, "--train.precision=bf16"]),
     "tiny-cpu": (False, ["--model.preset=tiny", "--model.vocab_size=256", "--data.sequence_length=64", "--steps", "50"]),
     "moe-layer-cpu": (False, ["--layer=moe", *LAPTOP]),
 }

@@ -46,7 +46,7 @@ struct Gelu : PlainOther {
 
   static Parts parts(simd::Vec x) {
     const simd::Vec magnitude = x < 0.0F ? -x : x;
-    const simd::Vec t = 1.0F / (1.0F + 0.35F * magnitude);
+    const simd::Vec t = simd::reciprocal_from_one(1.0F + 0.35F * magnitude);
     simd::Vec p = t * -0.029146058F + 0.1439723F;
     p = p * t - 0.25571546F;
     p = p * t + 0.15917549F;

@@ -9,6 +9,7 @@ namespace tessera {
 namespace {
 
 using simd::load;
+using simd::prefetch;
 using simd::store;
 using simd::Vec;
 
@@ -22,6 +23,8 @@ void activate_row(Function function, T* y, const T* x, int64_t width) {
 template <typename Function, typename T>
 void activate_gated_row(Function function, T* y, const T* gate, const T* up, int64_t width) {
   simd::for_each_vector(width, [=](int64_t i, auto lanes) {
+    prefetch(gate + 2 * width + i);
+    prefetch(up + 2 * width + i);
     store(y + i, function.value(load(gate + i, lanes)) * function.other(load(up + i, lanes)),
           lanes);
   });
@@ -39,6 +42,9 @@ void differentiate_row(Function function, T* grad_x, X x, const T* grad, int64_t
 template <typename Function, typename T, typename X>
 void differentiate_gated_row(Function function, T* grad_x, X x, const T* grad, int64_t width) {
   simd::for_each_vector(width, [=](int64_t i, auto lanes) {
+    prefetch(x + 2 * width + i);
+    prefetch(x + 3 * width + i);
+    prefetch(grad + width + i);
     const Slope slope = function.slope(load(x + i, lanes));
     const Vec g = load(grad + i, lanes);
     const Vec up = load(x + width + i, lanes);

@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "ops/adamw/adamw.h"
 #include "ops/adamw/coded_block.h"
@@ -11,8 +12,9 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kChunk = 16384;  ///< elements that a thread takes at a time
-constexpr int64_t kBlock = 1024;   ///< of these, in F32 beside what is kept in fewer bits
+constexpr int64_t kChunk = 16384;     ///< elements of a slice, or of a row
+constexpr int64_t kChunksAtOnce = 4;  ///< that a thread takes
+constexpr int64_t kBlock = 1024;      ///< of these, in F32 beside what is kept in fewer bits
 static_assert(kBlock % kMomentBlock == 0);
 
 /// What an update computes with: the state's own memory where that is F32, else values of a block.
@@ -174,9 +176,12 @@ class StateSlice {
 
   void update_elements(const AdamWFactors& factors, float scale, const Part& part) const {
     if (grad_.dtype == DType::kF32 && master_.dtype == DType::kF32 && m_.is_f32() && v_.is_f32()) {
-      const Values values = find_values(part, nullptr);
-      update(factors, scale, find_grads(part, nullptr), values, part.n);
-      if (weight_ != nullptr) round_to_nearest(values.master, weight_ + part.first, part.n);
+      for (int64_t at = 0; at < part.n; at += kBlock) {
+        const Part own = part.take(at, kBlock);
+        const Values values = find_values(own, nullptr);
+        update(factors, scale, find_grads(own, nullptr), values, own.n);
+        if (weight_ != nullptr) round_to_nearest(values.master, weight_ + own.first, own.n);
+      }
       return;
     }
     Block block;
@@ -248,30 +253,54 @@ class StateSlice {
   Bf16* weight_;  // null where the weight is its own master
 };
 
-/// `grad` is [n], or [rows, columns] whose rows are cut into blocks each for itself.
-void update_slice(const AdamWFactors& factors, float scale, const StateSlice& slice,
-                  const Shape& grad) {
-  const bool rows_apart = grad.rank() == 2 && grad[1] % kMomentBlock != 0;
-  const int64_t rows = rows_apart ? grad[0] : 1;
-  const int64_t columns = rows_apart ? grad[1] : grad.num_elements();
-  const int64_t chunks_of_row = (columns + kChunk - 1) / kChunk;
-#pragma omp parallel for schedule(static) if (rows * columns > kChunk)
-  for (int64_t chunk = 0; chunk < rows * chunks_of_row; ++chunk) {
-    const int64_t row = chunk / chunks_of_row;
-    const Part whole{row * columns, row * count_moment_blocks(columns), columns};
-    slice.update_elements(factors, scale, whole.take(chunk % chunks_of_row * kChunk, kChunk));
+/// A slice cut into chunks, which all slices' chunks are counted through.
+class SliceChunks {
+ public:
+  /// `grad` is [n], or [rows, columns] whose rows are cut into blocks each for itself.
+  SliceChunks(const StateSlice& slice, const Shape& grad, int64_t first_chunk)
+      : slice_(slice), first_chunk_(first_chunk) {
+    const bool rows_apart = grad.rank() == 2 && grad[1] % kMomentBlock != 0;
+    const int64_t rows = rows_apart ? grad[0] : 1;
+    columns_ = rows_apart ? grad[1] : grad.num_elements();
+    chunks_of_row_ = (columns_ + kChunk - 1) / kChunk;
+    end_chunk_ = first_chunk + rows * chunks_of_row_;
   }
-}
+  int64_t end_chunk() const { return end_chunk_; }
 
+  void update(const AdamWFactors& factors, float scale, int64_t chunk) const {
+    const int64_t row = (chunk - first_chunk_) / chunks_of_row_;
+    const int64_t of_row = (chunk - first_chunk_) % chunks_of_row_;
+    const Part whole{row * columns_, row * count_moment_blocks(columns_), columns_};
+    slice_.update_elements(factors, scale, whole.take(of_row * kChunk, kChunk));
+  }
+
+ private:
+  StateSlice slice_;
+  int64_t first_chunk_;
+  int64_t columns_;
+  int64_t chunks_of_row_;
+  int64_t end_chunk_;
+};
+
+/// Threads take chunks of any slice as they become free: elements have nothing to do with one
+/// another, nor are they in a thread's cache.
 void adamw(const AdamW& op, const KernelArgs& args) {
   const size_t num_slices = args.inputs.size() - AdamW::kNumTrailing;
   const float* grad_scale = args.in(num_slices + AdamW::kGradScale).as<float>();
   if (grad_scale[1] != 0) return;
   AdamWFactors factors{};
   std::memcpy(&factors, args.in(num_slices + AdamW::kFactors).as<float>(), sizeof(factors));
+  std::vector<SliceChunks> slices;
+  int64_t num_chunks = 0;
   for (size_t i = 0; i < num_slices; ++i) {
     const auto out = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
-    update_slice(factors, grad_scale[0], StateSlice(op, args.in(i), out), args.in(i).shape);
+    slices.emplace_back(StateSlice(op, args.in(i), out), args.in(i).shape, num_chunks);
+    num_chunks = slices.back().end_chunk();
+  }
+#pragma omp parallel for schedule(dynamic, kChunksAtOnce) if (num_chunks > 1)
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    std::ranges::upper_bound(slices, chunk, {}, &SliceChunks::end_chunk)
+        ->update(factors, grad_scale[0], chunk);
   }
 }
 

@@ -326,8 +326,7 @@ void pack_transposed(const Rows<const T>& rows, int64_t n, Word* to, int64_t ldb
 
 /// 2^x for x <= 127, relative error under 2e-7; 0 below -126.5; NaN stays NaN. (Cephes exp2f.)
 inline Vec exp2(Vec x) {
-  const Vec lowest = Vec{} - 127.0F;
-  x = x < lowest ? lowest : x;
+  x = simd::max(Vec{} - 127.0F, x);      // NaN stays, as the second operand
   constexpr float kRound = 12582912.0F;  // 1.5 · 2^23: adding it rounds to an integer
   const Vec shifted = x + kRound;
   const Vec f = x - (shifted - kRound);

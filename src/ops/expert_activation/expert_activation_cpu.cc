@@ -32,12 +32,16 @@ void check_rows(const Tensor& rows, const Tensor& offsets) {
          rows.shape[0]);
 }
 
-/// to = act(pre) · prob for one row; `up` is null where the activation is not gated.
-template <typename Fn, typename T>
-void forward_row(Fn fn, const T* gate, const T* up, float prob, int64_t size, T* to) {
-  simd::for_each_vector(size, [&](int64_t i, auto lanes) {
+/// to = act(pre) · prob for one row, `width` elements before the next.
+template <bool kGated, typename Fn, typename T>
+void forward_row(Fn fn, const T* gate, int64_t width, float prob, int64_t size, T* to) {
+  simd::for_each_vector(size, [=](int64_t i, auto lanes) {
+    simd::prefetch(gate + width + i);
     simd::Vec value = fn.value(simd::load(gate + i, lanes));
-    if (up != nullptr) value *= fn.other(simd::load(up + i, lanes));
+    if constexpr (kGated) {
+      simd::prefetch(gate + width + size + i);
+      value *= fn.other(simd::load(gate + size + i, lanes));
+    }
     simd::store(to + i, value * prob, lanes);
   });
 }
@@ -52,10 +56,10 @@ void forward(Fn fn, const ExpertActivation& op, const Args<ExpertActivation>& ar
   const int64_t act_width = op.sizes().largest();
   const bool gated = is_gated(op.function().kind);
   for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
-    const T* gate = pre + row * pre_width;
-    const int64_t size = op.sizes()[expert];
-    forward_row(fn, gate, gated ? gate + size : nullptr, probs == nullptr ? 1.0F : probs[row], size,
-                act + row * act_width);
+    const float prob = probs == nullptr ? 1.0F : probs[row];
+    (gated ? forward_row<true, Fn, T>
+           : forward_row<false, Fn, T>)(fn, pre + row * pre_width, pre_width, prob,
+                                        op.sizes()[expert], act + row * act_width);
   });
 }
 
@@ -67,46 +71,55 @@ void expert_activation(const ExpertActivation& op, const Args<ExpertActivation>&
   });
 }
 
-/// One row's gradients; `up` and `grad_up` are null where the activation is not gated. Pre: where
-/// gates and ups are, a pointer or a ScaledRow.
+/// One row's gradients. Pre: where gates and ups are, a pointer or a ScaledRow.
 template <typename T, typename Pre>
 struct BackwardRow {
   const T* grad;
-  Pre gate;
-  Pre up;
+  int64_t grad_width;  ///< to the next row
+  int64_t pre_width;   ///< likewise
+  Pre pre;             ///< gates, and `size` elements behind them ups where the activation is gated
   float prob;
   int64_t size;
-  T* grad_gate;
-  T* grad_up;
-  T* act;  ///< forward_row's result; null where it is not wanted
+  T* grad_pre;
+  T* act;  ///< forward_row's result, where it is wanted
 };
 
 /// Writes the row's gradient and returns that of its probability, Σ act · grad.
-template <typename Fn, typename T, typename Pre>
-float backward_row(Fn fn, const BackwardRow<T, Pre>& r) {
+template <bool kGated, bool kGivesAct, typename Fn, typename T, typename Pre>
+float backward_row(Fn fn, const BackwardRow<T, Pre> r) {
   using simd::load;
+  using simd::prefetch;
   simd::Vec dot{};
-  simd::for_each_vector(r.size, [&](int64_t i, auto lanes) {
-    const Slope slope = fn.slope(load(r.gate + i, lanes));
+  simd::for_each_vector(r.size, [&, r](int64_t i, auto lanes) {
+    prefetch(r.grad + r.grad_width + i);
+    prefetch(r.pre + r.pre_width + i);
+    const Slope slope = fn.slope(load(r.pre + i, lanes));
     const simd::Vec grad = load(r.grad + i, lanes);
     const simd::Vec scaled = grad * r.prob;
-    if (r.act != nullptr) {
-      const simd::Vec value =
-          r.up == nullptr ? slope.value : slope.value * fn.other(load(r.up + i, lanes));
-      simd::store(r.act + i, value * r.prob, lanes);
-    }
-    if (r.up == nullptr) {
+    if constexpr (!kGated) {
       dot += slope.value * grad;
-      simd::store(r.grad_gate + i, scaled * slope.derivative, lanes);
-      return;
+      simd::store(r.grad_pre + i, scaled * slope.derivative, lanes);
+      if constexpr (kGivesAct) simd::store(r.act + i, slope.value * r.prob, lanes);
+    } else {
+      prefetch(r.pre + r.pre_width + r.size + i);
+      const simd::Vec up = load(r.pre + r.size + i, lanes);
+      const simd::Vec other = fn.other(up);
+      const simd::Vec value = slope.value * other;
+      dot += value * grad;
+      simd::store(r.grad_pre + i, scaled * other * slope.derivative, lanes);
+      simd::store(r.grad_pre + r.size + i, fn.other_grad(up, scaled * slope.value), lanes);
+      if constexpr (kGivesAct) simd::store(r.act + i, value * r.prob, lanes);
     }
-    const simd::Vec up = load(r.up + i, lanes);
-    const simd::Vec other = fn.other(up);
-    dot += slope.value * other * grad;
-    simd::store(r.grad_gate + i, scaled * other * slope.derivative, lanes);
-    simd::store(r.grad_up + i, fn.other_grad(up, scaled * slope.value), lanes);
   });
   return simd::sum(dot);
+}
+
+/// backward_row of a call: which depends on the activation and on what is wanted.
+template <typename Fn, typename T, typename Pre>
+auto choose_backward_row(bool gated, bool gives_act) {
+  if (gated)
+    return gives_act ? backward_row<true, true, Fn, T, Pre> : backward_row<true, false, Fn, T, Pre>;
+  return gives_act ? backward_row<false, true, Fn, T, Pre> : backward_row<false, false, Fn, T, Pre>;
 }
 
 template <typename T, typename Fn, typename PreRows>
@@ -122,20 +135,16 @@ void backward(Fn fn, const ExpertActivationBackward& backward,
   T* act = backward.gives_act() ? args.out(Op::kAct).as<T>() : nullptr;
   const int64_t pre_width = op.pre_width();
   const int64_t act_width = op.sizes().largest();
-  const bool gated = is_gated(op.function().kind);
+  const auto run = choose_backward_row<Fn, T, Pre>(is_gated(op.function().kind), act != nullptr);
   for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
-    const Pre gate = pre[row];
-    T* grad_gate = grad_pre + row * pre_width;
-    const int64_t size = op.sizes()[expert];
-    const float dot =
-        backward_row<Fn, T, Pre>(fn, {.grad = grad + row * act_width,
-                                      .gate = gate,
-                                      .up = gated ? gate + size : Pre{},
-                                      .prob = probs == nullptr ? 1.0F : probs[row],
-                                      .size = size,
-                                      .grad_gate = grad_gate,
-                                      .grad_up = gated ? grad_gate + size : nullptr,
-                                      .act = act == nullptr ? nullptr : act + row * act_width});
+    const float dot = run(fn, {.grad = grad + row * act_width,
+                               .grad_width = act_width,
+                               .pre_width = pre_width,
+                               .pre = pre[row],
+                               .prob = probs == nullptr ? 1.0F : probs[row],
+                               .size = op.sizes()[expert],
+                               .grad_pre = grad_pre + row * pre_width,
+                               .act = act == nullptr ? nullptr : act + row * act_width});
     if (grad_probs != nullptr) grad_probs[row] = dot;
   });
 }

@@ -53,6 +53,26 @@ TEST(Simd, ExpAtItsBounds) {
   }
 }
 
+TEST(Simd, ReciprocalsOfAllDigitsAreRoundedAsDivisions) {
+  constexpr uint32_t kMantissas = 1U << 23U;
+  std::vector<float> x(kMantissas);
+  for (const float power : {1.0F, 2.0F, 0x1p64F, 0x1p125F}) {
+    for (uint32_t i = 0; i < kMantissas; ++i)
+      x[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(power) + i);
+    const std::vector<float> y = run(VectorFunction::kReciprocal, x);
+    for (uint32_t i = 0; i < kMantissas; ++i) ASSERT_EQ(y[i], 1.0F / x[i]) << x[i];
+  }
+}
+
+TEST(Simd, ReciprocalAtItsBounds) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const auto reciprocal = [](float x) { return run(VectorFunction::kReciprocal, x); };
+  EXPECT_EQ(reciprocal(0x1p126F), 0x1p-126F);
+  EXPECT_EQ(reciprocal(kInf), 0.0F);
+  EXPECT_NEAR(reciprocal(3e38F), 0.0F, 0x1p-126F);
+  EXPECT_TRUE(std::isnan(reciprocal(std::numeric_limits<float>::quiet_NaN())));
+}
+
 TEST(Simd, SinCosOfSmallAndLargeAngles) {
   Random random(5, 1);
   std::vector<float> x = {0.0F};

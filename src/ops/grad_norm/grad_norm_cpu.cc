@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "ops/cpu_dispatch.h"
 #include "ops/grad_norm/grad_norm.h"
@@ -13,6 +14,7 @@ namespace {
 // float is exact in double, so that fused and separate multiply-adds agree as well.
 constexpr int kLanes = 8;
 constexpr int kUnroll = 4;
+constexpr int64_t kChunksAtOnce = 4;  ///< that a thread takes
 using Float8 = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Double8 = double __attribute__((vector_size(kLanes * sizeof(double))));
 
@@ -55,29 +57,35 @@ double sum_chunk(const T* x, int64_t n) {
   return sum;
 }
 
-template <typename T>
-double sum_of_squares(const Tensor& tensor, double* partial) {
-  const T* x = tensor.as<T>();
-  const int64_t n = tensor.num_elements();
-  const int64_t num_chunks = (n + SumOfSquares::kChunk - 1) / SumOfSquares::kChunk;
-#pragma omp parallel for schedule(static) if (num_chunks > 1)
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    const int64_t first = chunk * SumOfSquares::kChunk;
-    partial[chunk] = sum_chunk(x + first, std::min(SumOfSquares::kChunk, n - first));
-  }
-  double sum = 0;
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) sum += partial[chunk];
-  return sum;
+int64_t count_chunks(const Tensor& x) {
+  return (x.num_elements() + SumOfSquares::kChunk - 1) / SumOfSquares::kChunk;
 }
 
-/// One input after the other, so all use the same workspace.
+double sum_chunk_of(const Tensor& x, int64_t chunk) {
+  const int64_t first = chunk * SumOfSquares::kChunk;
+  const int64_t n = std::min(SumOfSquares::kChunk, x.num_elements() - first);
+  return x.dtype == DType::kBF16 ? sum_chunk(x.as<Bf16>() + first, n)
+                                 : sum_chunk(x.as<float>() + first, n);
+}
+
+/// Threads take chunks of any input as they become free; each input's are added up in order.
 void sums_of_squares(const SumOfSquares& /*op*/, const KernelArgs& args) {
-  auto* partial = reinterpret_cast<double*>(args.workspace.data());
+  auto* const partial = reinterpret_cast<double*>(args.workspace.data());
+  std::vector<int64_t> ends;  // of the inputs' chunks, counted through
+  for (const Tensor& x : args.inputs)
+    ends.push_back((ends.empty() ? 0 : ends.back()) + count_chunks(x));
+  const int64_t num_chunks = ends.empty() ? 0 : ends.back();
+#pragma omp parallel for schedule(dynamic, kChunksAtOnce) if (num_chunks > 1)
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    const auto input = std::ranges::upper_bound(ends, chunk) - ends.begin();
+    const int64_t first = input == 0 ? 0 : ends[input - 1];
+    partial[chunk] = sum_chunk_of(args.inputs[input], chunk - first);
+  }
+  int64_t chunk = 0;
   for (size_t i = 0; i < args.inputs.size(); ++i) {
-    const Tensor& x = args.inputs[i];
-    args.outputs.front().as<double>()[i] = x.dtype == DType::kBF16
-                                               ? sum_of_squares<Bf16>(x, partial)
-                                               : sum_of_squares<float>(x, partial);
+    double sum = 0;
+    for (; chunk < ends[i]; ++chunk) sum += partial[chunk];
+    args.outputs.front().as<double>()[i] = sum;
   }
 }
 

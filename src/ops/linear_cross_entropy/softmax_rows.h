@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -19,11 +20,18 @@ inline simd::Vec fill_rest(simd::Vec x, simd::Part part, float fill) {
 /// The maximum of a row; NaN elements may be passed over.
 inline float row_max(const float* row, int64_t n) {
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  simd::Vec best = simd::broadcast(kLowest);
-  simd::for_each_vector(n, [&](int64_t i, auto lanes) {
-    best = simd::max(best, fill_rest(simd::load(row + i, lanes), lanes, kLowest));
+  constexpr int kAtOnce = 4;  // so that vectors do not wait for one another
+  simd::Vec best[kAtOnce];
+  std::ranges::fill(best, simd::broadcast(kLowest));
+  int64_t first = 0;
+  for (; first + kAtOnce * simd::kLanes <= n; first += kAtOnce * simd::kLanes) {
+    for (int j = 0; j < kAtOnce; ++j)
+      best[j] = simd::max(best[j], simd::load(row + first + j * simd::kLanes));
+  }
+  simd::for_each_vector(n - first, [&](int64_t i, auto lanes) {
+    best[0] = simd::max(best[0], fill_rest(simd::load(row + first + i, lanes), lanes, kLowest));
   });
-  return simd::max(best);
+  return simd::max(simd::max(simd::max(best[0], best[1]), simd::max(best[2], best[3])));
 }
 
 /// row = exp(row - maximum); returns the sum. NaN elements make the sum NaN.

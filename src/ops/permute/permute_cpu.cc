@@ -34,6 +34,9 @@ void combine_rows(const TokenRows& token, const T* y, int64_t width, const T* ad
   });
 }
 
+/// Tokens whose rows are asked for before they are added up: they lie anywhere.
+constexpr int64_t kTokensAhead = 2;
+
 /// `addend` is null where there is none.
 template <typename T>
 void combine(const Tensor& y, const float* probs_TK, const Tensor& row_of_TK, const Tensor* addend,
@@ -41,8 +44,13 @@ void combine(const Tensor& y, const float* probs_TK, const Tensor& row_of_TK, co
   const int64_t top_k = top_k_of(row_of_TK.shape);
   const int32_t* row_of = row_of_TK.as<int32_t>();
   const int64_t width = y.shape[1];
+  const int64_t last = row_of_TK.shape[0] * top_k - 1;
 #pragma omp parallel for schedule(static)
   for (int64_t t = 0; t < row_of_TK.shape[0]; ++t) {
+    for (int64_t k = 0; k < top_k; ++k) {
+      const int64_t ahead = row_of[std::min((t + kTokensAhead) * top_k + k, last)];
+      if (ahead >= 0) prefetch_bytes(y.as<T>() + ahead * width, width * sizeof(T));
+    }
     const float* probs = probs_TK == nullptr ? nullptr : probs_TK + t * top_k;
     combine_rows({row_of + t * top_k, probs, top_k}, y.as<T>(), width,
                  addend == nullptr ? nullptr : addend->as<T>() + t * width,

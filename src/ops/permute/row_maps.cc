@@ -1,5 +1,6 @@
 #include "ops/permute/row_maps.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace tessera {
@@ -30,13 +31,19 @@ ValueType rows_like(const ValueType& map, DType dtype, int64_t width) {
 
 namespace {
 
+/// Rows lie anywhere, so processors do not foresee which one is next.
+constexpr int64_t kRowsAhead = 4;
+
 void gather_bytes(const void* x, int64_t row_bytes, const Tensor& source_R, int64_t top_k,
                   void* rows) {
   const int32_t* source = source_R.as<int32_t>();
   const auto* from = static_cast<const std::byte*>(x);
   auto* to = static_cast<std::byte*>(rows);
+  const int64_t num_rows = source_R.shape[0];
 #pragma omp parallel for schedule(static)
-  for (int64_t r = 0; r < source_R.shape[0]; ++r) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t ahead = std::min(r + kRowsAhead, num_rows - 1);
+    if (source[ahead] >= 0) prefetch_bytes(from + source[ahead] / top_k * row_bytes, row_bytes);
     std::byte* row = to + r * row_bytes;
     if (source[r] < 0) {
       std::memset(row, 0, row_bytes);

@@ -24,6 +24,13 @@ inline int64_t top_k_of(const Shape& shape) {
 /// Bytes of the scales that belong to one row.
 int64_t scale_bytes_of_row(const Tensor& rows);
 
+/// Asks for memory that is about to be read.
+inline void prefetch_bytes(const void* from, int64_t num_bytes) {
+  constexpr int64_t kLine = 64;
+  for (int64_t i = 0; i < num_bytes; i += kLine)
+    __builtin_prefetch(static_cast<const std::byte*>(from) + i);
+}
+
 /// On the host: row r of `rows` [R, H] is row source_R[r] / top_k of `x` [T, H], zeros where
 /// source_R[r] is negative. On all threads.
 /// Scales go along with their rows.

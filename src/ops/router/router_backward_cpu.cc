@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/gemm/gemm.h"
+#include "ops/router/few_experts.h"
 #include "ops/router/router_cpu.h"
 #include "ops/router/router_scores.h"
 #include "ops/storage.h"
@@ -259,20 +260,90 @@ BackwardCall bind(const RouterBackward& op, const Args<RouterBackward>& args,
           .grad_logits_TE = workspace_part<float>(args.workspace, layout.grad_logits)};
 }
 
-void backward_logits(const BackwardCall& c, const Args<RouterBackward>& args,
-                     const BalanceSegments& segments) {
+void find_fractions(const BackwardCall& c, const Args<RouterBackward>& args,
+                    const BalanceSegments& segments) {
   using Op = RouterBackward;
-  if (c.grad_balance != nullptr) {
-    balance_fractions({segments, args.in(Op::kExpertIdx).span<int32_t>(), c.spec.top_k,
-                       floats_of(args.find_in(Op::kCounts)), c.spec.balance_group_size},
-                      {c.fractions, static_cast<size_t>(segments.size() * c.sizes.num_experts)});
-  }
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t block = 0; block < c.sizes.num_blocks(); ++block) {
-    for (int64_t t = block * kRouterBlock; t < block_end(c.sizes, block); ++t) {
-      backward_token(c, segments, block, t);
+  if (c.grad_balance == nullptr) return;
+  balance_fractions({segments, args.in(Op::kExpertIdx).span<int32_t>(), c.spec.top_k,
+                     floats_of(args.find_in(Op::kCounts)), c.spec.balance_group_size},
+                    {c.fractions, static_cast<size_t>(segments.size() * c.sizes.num_experts)});
+}
+
+void backward_block(const BackwardCall& c, const BalanceSegments& segments, int64_t block) {
+  for (int64_t t = block * kRouterBlock; t < block_end(c.sizes, block); ++t)
+    backward_token(c, segments, block, t);
+}
+
+/// What is wanted of a call besides the logits' gradients.
+struct Wanted {
+  const Tensor& x;
+  const float* weight_EH;
+  const Tensor* addend;   ///< or null
+  const Tensor* grad_x;   ///< or null
+  float* grad_weight_EH;  ///< or null
+  float* room;            ///< for widened rows, or chunks' sums
+};
+
+/// Few experts: all gradients of one chunk of tokens, by this thread.
+template <typename T>
+void backward_chunk(const BackwardCall& c, const BalanceSegments& segments, const Wanted& wanted,
+                    int64_t chunk) {
+  const RouterSizes& s = c.sizes;
+  float* sums = wanted.room + chunk * s.num_experts * s.hidden_size;
+  if (wanted.grad_weight_EH != nullptr) std::fill_n(sums, s.num_experts * s.hidden_size, 0.0F);
+  const int64_t begin = chunk * s.blocks_of_chunk();
+  const int64_t end = std::min(begin + s.blocks_of_chunk(), s.num_blocks());
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t first = block * kRouterBlock;
+    const int64_t num_rows = block_end(s, block) - first;
+    const float* grad_logits = c.grad_logits_TE + first * s.num_experts;
+    const int64_t at = first * s.hidden_size;
+    if (wanted.grad_weight_EH != nullptr)
+      few_experts::prefetch(wanted.x.as<T>() + at, num_rows * s.hidden_size);
+    backward_block(c, segments, block);
+    if (wanted.grad_weight_EH != nullptr)
+      few_experts::add_weight_gradient(grad_logits, wanted.x.as<T>() + at, num_rows, s, sums);
+    if (wanted.grad_x != nullptr) {
+      const T* addend = wanted.addend == nullptr ? nullptr : wanted.addend->as<T>() + at;
+      if (addend != nullptr) few_experts::prefetch(addend, num_rows * s.hidden_size);
+      few_experts::write_x_gradient(grad_logits, wanted.weight_EH, num_rows, s, addend,
+                                    wanted.grad_x->as<T>() + at);
     }
   }
+}
+
+/// Chunks depend on the number of tokens alone, so sums have the same order with any number of
+/// threads, which take chunks as they become free.
+void backward_few(const BackwardCall& c, const BalanceSegments& segments, const Wanted& wanted) {
+  const RouterSizes& s = c.sizes;
+  if (s.num_tokens == 0) return;
+  const int64_t num_chunks = (s.num_blocks() + s.blocks_of_chunk() - 1) / s.blocks_of_chunk();
+  with_storage(wanted.x.dtype, [&](auto storage) {
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk)
+      backward_chunk<decltype(storage)>(c, segments, wanted, chunk);
+  });
+  if (wanted.grad_weight_EH == nullptr) return;
+  const int64_t count = s.num_experts * s.hidden_size;
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < count; i += simd::kLanes) {
+    simd::for_each_vector(std::min<int64_t>(simd::kLanes, count - i), [&](int64_t, auto lanes) {
+      simd::Vec total = simd::load(wanted.room + i, lanes);
+      for (int64_t chunk = 1; chunk < num_chunks; ++chunk)
+        total += simd::load(wanted.room + chunk * count + i, lanes);
+      float* to = wanted.grad_weight_EH + i;
+      simd::store(to, simd::load(to, lanes) + total, lanes);
+    });
+  }
+}
+
+void backward_many(const BackwardCall& c, const BalanceSegments& segments, const Wanted& wanted) {
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t block = 0; block < c.sizes.num_blocks(); ++block) backward_block(c, segments, block);
+  if (wanted.grad_weight_EH != nullptr)
+    add_weight_gradients(c, wanted.x, wanted.room, wanted.grad_weight_EH);
+  if (wanted.grad_x != nullptr)
+    make_x_gradient(c, wanted.weight_EH, wanted.addend, wanted.room, *wanted.grad_x);
 }
 
 }  // namespace
@@ -288,19 +359,19 @@ void router_backward(const RouterBackward& op, const Args<RouterBackward>& args)
                           .num_experts = op.spec().num_experts,
                           .num_segments = segments.size()};
   const BackwardCall call = bind(op, args, sizes);
-  backward_logits(call, args, segments);
+  find_fractions(call, args, segments);
+  const Tensor* grad_weight = args.find_out(Op::kGradWeight);
+  const bool takes_weight = grad_weight != nullptr && *grad_weight;
+  const Wanted wanted{
+      .x = x,
+      .weight_EH = args.in(Op::kWeight).as<float>(),
+      .addend = args.find_in(Op::kAddend),
+      .grad_x = args.find_out(Op::kGradX),
+      .grad_weight_EH = takes_weight ? grad_weight->as<float>() : nullptr,
+      .room = workspace_part<float>(args.workspace, RouterWorkspace::of_backward(sizes).widened)};
+  (sizes.has_few_experts() ? backward_few : backward_many)(call, segments, wanted);
   const Tensor* grad_bias = args.find_out(Op::kGradBias);
   if (grad_bias != nullptr && *grad_bias) add_bias_gradient(call, grad_bias->as<float>());
-
-  const Tensor* grad_x = args.find_out(Op::kGradX);
-  const Tensor* grad_weight = args.find_out(Op::kGradWeight);
-  float* widened =
-      workspace_part<float>(args.workspace, RouterWorkspace::of_backward(sizes).widened);
-  if (grad_weight != nullptr && *grad_weight)
-    add_weight_gradients(call, x, widened, grad_weight->as<float>());
-  if (grad_x != nullptr)
-    make_x_gradient(call, args.in(Op::kWeight).as<float>(), args.find_in(Op::kAddend), widened,
-                    *grad_x);
 }
 
 }  // namespace TESSERA_CPU_LEVEL

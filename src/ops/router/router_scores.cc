@@ -85,16 +85,20 @@ void separate_scores(ScoreFunction score, const float* logits, int64_t n, float*
   for (int64_t i = 0; i < n; ++i) to[i] = 1.0F / (1.0F + to[i]);
 }
 
+float scores_to_shares(float* scores, int64_t n) {
+  float sum = kScoreSumEpsilon;
+  for (int64_t i = 0; i < n; ++i) sum += scores[i];
+  for (int64_t i = 0; i < n; ++i) scores[i] /= sum;
+  return sum;
+}
+
 float balance_shares(ScoreFunction score, const float* logits, int64_t n, float* to) {
   if (score == ScoreFunction::kSoftmax) {
     softmax(logits, n, to);
     return 1.0F;
   }
   separate_scores(score, logits, n, to);
-  float sum = kScoreSumEpsilon;
-  for (int64_t i = 0; i < n; ++i) sum += to[i];
-  for (int64_t i = 0; i < n; ++i) to[i] /= sum;
-  return sum;
+  return scores_to_shares(to, n);
 }
 
 void choose_probs(const RouterSpec& spec, const float* scores, const int32_t* expert_idx,

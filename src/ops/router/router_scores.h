@@ -16,6 +16,9 @@ float softmax(const float* logits, int64_t n, float* to);
 /// The scores of n logits, of each by itself: not a softmax's.
 void separate_scores(ScoreFunction score, const float* logits, int64_t n, float* to);
 
+/// Divides scores that are of one logit each by their sum, which it returns.
+float scores_to_shares(float* scores, int64_t n);
+
 /// The scores of one token over all experts, made to sum to 1, as the balance loss takes them.
 /// Returns the scores' sum before that (1 for softmax).
 float balance_shares(ScoreFunction score, const float* logits, int64_t n, float* to);

@@ -16,7 +16,10 @@ inline constexpr int64_t kRouterWidenedRows = 1024;
 inline constexpr int64_t kRouterProductRows = 512;
 static_assert(kRouterProductRows <= kRouterWidenedRows);
 /// Rows of E floats that a block of tokens has for scratch.
-inline constexpr int64_t kRouterScratchRows = 4;
+inline constexpr int64_t kRouterScratchRows = 6;
+/// Up to this many experts, threads make a router's products block by block (few_experts.h).
+inline constexpr int64_t kFewExperts = 32;
+static_assert(kFewExperts <= kRouterBlock);
 
 /// Sizes of one router call. A *segment* is the tokens whose balance loss is taken together.
 struct RouterSizes {
@@ -28,11 +31,19 @@ struct RouterSizes {
   int64_t num_blocks() const { return (num_tokens + kRouterBlock - 1) / kRouterBlock; }
   /// Rows that have room to be widened: whole blocks.
   int64_t widened_rows() const { return std::min(num_blocks() * kRouterBlock, kRouterWidenedRows); }
+  bool has_few_experts() const { return num_experts <= kFewExperts; }
+  /// Of few experts: blocks of a chunk of tokens, which has a sum of the weight's gradient of its
+  /// own. All chunks' sums have room where widened rows would.
+  int64_t blocks_of_chunk() const {
+    constexpr int64_t kMostChunks = 64;
+    const int64_t most = std::min(kMostChunks, kRouterWidenedRows / num_experts);
+    return (num_blocks() + most - 1) / most;
+  }
 };
 
 /// Where the parts of the router's scratch memory start, in bytes.
 struct RouterWorkspace {
-  int64_t widened = 0;      ///< f32 [widened_rows, H]
+  int64_t widened = 0;      ///< f32 [widened_rows, H], or sums of chunks f32 [chunks, E, H]
   int64_t scratch = 0;      ///< f32 [blocks, kRouterScratchRows, E]
   int64_t fractions = 0;    ///< f32 [segments, E]
   int64_t partials = 0;     ///< f64 [blocks, 2] partial balance and z losses (forward)

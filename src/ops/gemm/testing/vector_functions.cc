@@ -13,6 +13,8 @@ Vec apply(VectorFunction function, Vec x) {
   switch (function) {
     case VectorFunction::kExp:
       return simd::exp(x);
+    case VectorFunction::kReciprocal:
+      return simd::reciprocal_from_one(x);
     case VectorFunction::kSine:
       return simd::sincos(x).sine;
     case VectorFunction::kCosine:

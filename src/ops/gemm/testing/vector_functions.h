@@ -11,6 +11,7 @@ namespace tessera::testing {
 
 enum class VectorFunction {
   kExp,
+  kReciprocal,  ///< simd::reciprocal_from_one
   kSine,
   kCosine,
   kSilu,
