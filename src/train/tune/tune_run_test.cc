@@ -277,7 +277,8 @@ TEST_F(TuneRun, PackedAnswersGiveTheSameStep) {
               ThrowsMessage<UserError>(HasSubstr("takes 8 micro-batches, found 0")));
 }
 
-/// Every answer is one stretch of a micro-batch, whose work in attention is about that of others.
+/// Every answer is one stretch of a micro-batch, none longer than a row, whose work in attention is
+/// about that of others.
 TEST_F(TuneRun, AnswersArePackedWholeAndEvenly) {
   Settings own = rl_settings("rows");
   own.data.packing = Packing::kBestFit;
@@ -304,6 +305,7 @@ TEST_F(TuneRun, AnswersArePackedWholeAndEvenly) {
         const int32_t begin = batch.cu_seqlens[i - 1];
         const int32_t end = batch.cu_seqlens[i];
         ASSERT_LT(begin, end);
+        ASSERT_LE(end - begin, 40);
         for (int32_t at = begin; at < end; ++at) {
           EXPECT_EQ(batch.positions[at], at - begin);
           EXPECT_EQ(batch.weights[at] != 0, batch.labels[at] != kNoLabel);
