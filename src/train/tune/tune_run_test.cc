@@ -472,6 +472,16 @@ TEST_F(TuneRun, WhatCannotBeTrainedIsRefused) {
   EXPECT_THAT(refused([](Settings& s) { s.rl.max_tokens = 20; }), HasSubstr("must hold both"));
   EXPECT_THAT(refused([](Settings& s) { s.rl.prompts = "x.jsonl"; }),
               HasSubstr("set rl.reward_command"));
+  const std::string prompts = folder_.file("prompts.jsonl");
+  std::ofstream(prompts) << "{\"prompt\": \"a\"}\n\n{\"prompt\": \"" << std::string(30, 'b')
+                         << "\"}\n";
+  EXPECT_THAT(refused([&](Settings& s) {
+                s.rl.prompts = prompts;
+                s.rl.reward_command = "exit 1";
+              }),
+              HasSubstr("prompts.jsonl, line 3: the prompt \"bbb"));
+  EXPECT_THAT(refused([](Settings& s) { s.rl.reward_command = "yes 1e300 | head -n 16"; }),
+              HasSubstr("line 1 of its output is \"1e300\", expected a number of at most 1e+30"));
   EXPECT_THAT(refused([](Settings& s) { s.rl.updates = 3; }), HasSubstr("must be multiples"));
   EXPECT_THAT(refused([](Settings& s) { s.model.mtp_layers = 1; }),
               HasSubstr("model.mtp_layers is set"));
