@@ -9,9 +9,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// A whole path as it was named: links in it may lead to folders of other names.
+fs::path whole_path(const fs::path& path) {
+  return (fs::absolute(path) / "").lexically_normal().parent_path();
+}
+
 /// Where a run was started whose folder was then named so; empty: unknown.
 fs::path find_start(const fs::path& named, const fs::path& run_folder) {
-  fs::path start = fs::weakly_canonical(run_folder);
+  fs::path start = whole_path(run_folder);
   const fs::path tail = (named / "").lexically_normal().parent_path();
   if (named.empty() || named.is_absolute() || *tail.begin() == "..") return {};
   for (auto part = tail.end(); part != tail.begin();) {
@@ -26,14 +31,16 @@ fs::path find_start(const fs::path& named, const fs::path& run_folder) {
 }  // namespace
 
 fs::path run_folder_of(const fs::path& checkpoint) {
-  const fs::path parent = fs::weakly_canonical(checkpoint).parent_path();
-  return parent.filename() == "checkpoints" ? parent.parent_path() : fs::path();
+  for (const fs::path& path : {whole_path(checkpoint), fs::weakly_canonical(checkpoint)}) {
+    if (path.parent_path().filename() == "checkpoints") return path.parent_path().parent_path();
+  }
+  return {};
 }
 
 void resolve_data_paths(DataSettings& data, const std::string& named_folder,
                         const fs::path& run_folder) {
   const fs::path start = find_start(named_folder, run_folder);
-  if (start.empty() || start == fs::weakly_canonical(".")) return;
+  if (start.empty() || start == whole_path(".")) return;
   for (const auto& [path, ending] : {std::pair(&data.text, ""), std::pair(&data.tokenizer, ""),
                                      std::pair(&data.tokens, ".idx"), std::pair(&data.cache, "")}) {
     if (path->empty() || fs::path(*path).is_absolute()) continue;

@@ -45,6 +45,18 @@ TEST_F(RunPaths, CountFromWhereTheRunWasStarted) {
   }
 }
 
+TEST_F(RunPaths, LinksLeadToTheirRuns) {
+  make_folder(work() / "runs/first/checkpoints/step-00000004");
+  fs::create_symlink(work() / "runs/first/checkpoints/step-00000004", work() / "best");
+  EXPECT_EQ(run_folder_of(work() / "best"), work() / "runs/first");
+  // A folder of runs that lies elsewhere does not say where they were started, its link does.
+  make_folder(folder_.file("disk/runs/second"));
+  write_file_synced(folder_.file("disk/text.txt"), "x");
+  fs::create_symlink(folder_.file("disk/runs"), work() / "linked");
+  EXPECT_EQ(resolved("linked/second", work() / "linked/second").text,
+            (work() / "text.txt").string());
+}
+
 TEST_F(RunPaths, StayWhereTheStartIsUnknown) {
   make_folder(work() / "copy");
   for (const std::string& named : {std::string("runs/first"), (work() / "copy").string(),
