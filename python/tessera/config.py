@@ -17,6 +17,8 @@ def _flatten(overrides: Overrides, prefix: str = "") -> dict[str, Value]:
     """{"model": {"num_layers": 2}} and {"model.num_layers": 2} are the same."""
     flat: dict[str, Value] = {}
     for key, value in overrides.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"{prefix}{key!r} is no key of a configuration, which is a text")
         if isinstance(value, Mapping):
             flat.update(_flatten(value, f"{prefix}{key}."))
         else:
@@ -24,8 +26,14 @@ def _flatten(overrides: Overrides, prefix: str = "") -> dict[str, Value]:
     return flat
 
 
+def _plain(value: Any) -> Any:
+    """Python's own number for a scalar of NumPy or PyTorch."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
 def _as_text(key: str, value: Value) -> str:
     """A value as it would stand on the command line."""
+    value = _plain(value)
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -37,7 +45,7 @@ def _as_text(key: str, value: Value) -> str:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Sequence):
-        return "[" + ", ".join(json.dumps(item) for item in value) + "]"
+        return "[" + ", ".join(json.dumps(_plain(item)) for item in value) + "]"
     raise ConfigError(f"{key} is a {type(value).__name__}; expected a number, a text, true or false, a list or None")
 
 

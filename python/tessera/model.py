@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _tessera
+from ._tessera import Error
 from .arrays import as_array, like
 from .config import Config, Overrides, native_of
 
@@ -176,8 +177,12 @@ class Model:
     def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
         """Writes weights, expert biases and configuration as a checkpoint into a folder; returns the checkpoint.
 
-        `tessera generate`, Model.load and, as run.init_from, a new training take it.
+        `tessera generate`, Model.load and, as run.init_from, a new training take it. A run's folder is refused: there
+        they would take the run's own checkpoints.
         """
+        if (pathlib.Path(path) / "checkpoints").is_dir():
+            raise Error(f"{os.fspath(path)} is the folder of a run, whose own checkpoints would be taken in place of "
+                        "what is saved; choose another")
         return pathlib.Path(self._native.save(os.fspath(path)))
 
     def save_huggingface(self, path: str | os.PathLike[str], like: str | os.PathLike[str] | None = None,

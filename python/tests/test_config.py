@@ -2,6 +2,7 @@
 import pathlib
 import pickle
 
+import numpy
 import pytest
 from conftest import run_program, tiny
 
@@ -26,11 +27,19 @@ def test_values_have_types_and_origins():
     ({"train.steps": -1}, "train.steps must be from 1"),
     ({"train": {"precision": "f99"}}, "f32"),
     ({"train.steps": {1, 2}}, "is a set"),
+    ({"train": {3: 1}}, "train.3 is no key"),
 ])
 def test_refuses_with_the_programs_message(overrides, message):
     with pytest.raises(tessera.ConfigError, match=message):
         tessera.Config("tiny", overrides)
     assert issubclass(tessera.ConfigError, tessera.Error) and issubclass(tessera.ConfigError, ValueError)
+
+
+def test_takes_scalars_of_numpy():
+    config = tessera.Config("tiny", {"train.steps": numpy.int64(7), "optim.learning_rate": numpy.float64(1e-3),
+                                     "run.report": numpy.bool_(False), "model.window_layers": [numpy.int32(1)]})
+    assert (config["train.steps"], config["optim.learning_rate"]) == (7, 1e-3)
+    assert config["run.report"] is False and config["model.window_layers"] == [1]
 
 
 def test_unknown_preset_names_the_nearest():

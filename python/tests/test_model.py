@@ -133,6 +133,11 @@ def test_saves_checkpoints_that_others_take(run):
     assert "run" in repr(model) and model.step == 4
 
 
+def test_does_not_save_beside_a_runs_checkpoints(run):
+    with pytest.raises(tessera.Error, match="is the folder of a run"):
+        tessera.Model.load(run).save(run)
+
+
 def test_generates_with_a_callback_and_its_errors(run):
     model = tessera.Model.load(run)
     told = []

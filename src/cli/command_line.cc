@@ -19,6 +19,11 @@ void take_overrides(const CLI::App& command, ConfigArguments& config) {
   for (const std::string& argument : command.remaining()) {
     require(argument.starts_with("--"), "unexpected argument '{}'; see tessera {} --help", argument,
             command.get_name());
+    // Before what follows it, which is then taken for the configuration file.
+    require(argument.find('=') != std::string::npos,
+            "'{}' is no option of tessera {}; keys are given as --section.key=value, and tessera "
+            "{} --help lists the options",
+            argument, command.get_name(), command.get_name());
     config.overrides.push_back(argument);
   }
 }

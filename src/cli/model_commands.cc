@@ -152,10 +152,11 @@ int run_eval(const EvalArguments& arguments) {
               << "\n";
     return 0;
   }
+  const std::string per_byte =  // of tokens without a tokenizer nobody knows the bytes
+      result.num_bytes > 0 ? fmt::format(", {:.4f} bits per byte", result.bits_per_byte()) : "";
   std::cout << fmt::format(
-      "loss {:.4f} nats per token, perplexity {:.3f}, {:.4f} bits per byte; {} tokens in {:.1f} "
-      "s\n",
-      result.loss, result.perplexity(), result.bits_per_byte(), result.num_tokens, result.seconds);
+      "loss {:.4f} nats per token, perplexity {:.3f}{}; {} tokens in {:.1f} s\n", result.loss,
+      result.perplexity(), per_byte, result.num_tokens, result.seconds);
   if (result.nonfinite_tokens > 0)
     std::cout << fmt::format("the loss of {} tokens is NaN or infinite\n", result.nonfinite_tokens);
   return 0;

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "cli/commands.h"
 #include "core/file/file.h"
 #include "core/process/progress.h"
+#include "core/text/names.h"
+#include "ops/registry/cpu_kernels.h"
 #include "train/memory/choose_policy.h"
 #include "train/metrics/step_page.h"
 #include "train/plan/chakra_trace.h"
@@ -94,11 +97,21 @@ std::pair<std::string, double> parse_share(const std::string& text) {
           "--operator-share: found \"{}\", expected an operator and the share of the rates that it "
           "reaches, such as attention=0.35",
           text);
+  const std::string name = text.substr(0, sign);
+  const KernelTable kernels = make_cpu_kernels();
+  if (!kernels.contains(name)) {
+    const auto keys = std::views::keys(kernels);
+    const std::vector<std::string> names(keys.begin(), keys.end());
+    user_error(
+        "--operator-share: found \"{}\", which is no operator{}; tessera inspect --program "
+        "shows a model's",
+        name, did_you_mean(name, names));
+  }
   double share = 1;
   ConfigSchema schema;
   schema.add("share", &share, "", between(0, 1));
   schema.override_value("share", text.substr(sign + 1), fmt::format("--operator-share {}", text));
-  return {text.substr(0, sign), share};
+  return {name, share};
 }
 
 /// What --graphs says; without it what the configuration has the device record.

@@ -31,10 +31,12 @@ std::optional<std::vector<int64_t>> scale_exactly(const std::vector<double>& wei
 
 /// Parts of `sum` in about the ratio of the weights; what rounding leaves goes to the largest.
 std::vector<int64_t> round_to_sum(const std::vector<double>& weights, int64_t sum) {
-  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
+  constexpr double kUnit = 1.0 / 65536;  // finite weights may have an infinite sum
+  double total = 0;
+  for (const double weight : weights) total += weight * kUnit;
   std::vector<int64_t> parts;
   for (const double weight : weights) {
-    const auto part = std::llround(weight / total * static_cast<double>(sum));
+    const auto part = std::llround(weight * kUnit / total * static_cast<double>(sum));
     parts.push_back(weight > 0 ? std::max<int64_t>(part, 1) : 0);
   }
   *std::ranges::max_element(parts) += sum - std::accumulate(parts.begin(), parts.end(), int64_t{0});

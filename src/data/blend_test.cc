@@ -30,6 +30,7 @@ TEST(BlendTest, IntegerWeights) {
   // What does not fit is rounded; what is above 0 stays so.
   EXPECT_THAT(integer_weights({1.0 / 3, 2.0 / 3}, 1000), ElementsAre(333, 667));
   EXPECT_THAT(integer_weights({1, 1e9}, 1000), ElementsAre(1, 999));
+  EXPECT_THAT(integer_weights({1e308, 1e308}, 1000), ElementsAre(500, 500));
 }
 
 /// At any prefix every dataset has its share to within one sample.

@@ -70,8 +70,9 @@ struct ExportRequest {
   /// A tokenizer.json or SentencePiece .model that goes along where `like` brings none; empty:
   /// none.
   std::filesystem::path tokenizer;
-  std::string end_of_document;  ///< its token between documents, as text
-  int64_t max_length = 2048;    ///< max_position_embeddings of a new config.json
+  std::string end_of_document;                ///< its token between documents, as text
+  std::optional<int32_t> end_of_document_id;  ///< that token; nothing: no tokenizer is known
+  int64_t max_length = 2048;                  ///< max_position_embeddings of a new config.json
   ConvertOptions options;
 };
 ConvertReport export_hf(const ExportRequest& request);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/file/file.h"
@@ -59,6 +60,23 @@ void reuse_config(const ExportRequest& request, Export& work) {
   work.record.layout.vocab_size = config.model.vocab_size;
 }
 
+/// With the tokens at which transformers and vLLM end a text, in place of the family's defaults,
+/// which mean something else in another vocabulary: those of the original, or the run's own.
+std::string with_token_ids(const std::string& config, const ExportRequest& request,
+                           const Companions& companions) {
+  using json = nlohmann::ordered_json;
+  json values = json::parse(config);
+  if (companions.has_config) {
+    const json original = json::parse(read_text_file(companions.folder / "config.json"));
+    for (const char* key : {"bos_token_id", "eos_token_id"})
+      if (original.contains(key)) values[key] = original[key];
+  } else if (request.end_of_document_id) {
+    values["bos_token_id"] = nullptr;
+    values["eos_token_id"] = *request.end_of_document_id;
+  }
+  return values.dump(2) + "\n";
+}
+
 void make_config(const ExportRequest& request, Export& work) {
   work.family =
       request.family.empty() ? &find_family_for(request.model) : &find_family(request.family);
@@ -67,9 +85,10 @@ void make_config(const ExportRequest& request, Export& work) {
           "model type '{}' cannot express this model, where 'here' is the model and 'there' the "
           "family: {}",
           work.family->model_type, fmt::join(obstacles, "; "));
-  work.config_text =
+  work.config_text = with_token_ids(
       write_hf_config(*work.family, request.model,
-                      request.options.dtype.value_or(request.model_dtype), request.max_length);
+                      request.options.dtype.value_or(request.model_dtype), request.max_length),
+      request, work.companions);
   work.record.layout.vocab_size = request.model.vocab_size;
 }
 

@@ -79,9 +79,11 @@ int64_t multiply(std::initializer_list<NamedDegree> degrees) {
 int64_t resolve_dp(const LayoutSpec& spec, int64_t num_ranks) {
   const int64_t others = multiply({{"tp", spec.tp}, {"cp", spec.cp}, {"pp", spec.pp}});
   if (spec.dp == 0) {
+    require(num_ranks >= others, "tp {} x cp {} x pp {} = {} ranks, but there {} {}; start {}",
+            spec.tp, spec.cp, spec.pp, others, num_ranks == 1 ? "is" : "are", num_ranks, others);
     require(num_ranks % others == 0,
             "tp {} x cp {} x pp {} = {} does not divide the {} ranks; take {} or {} ranks", spec.tp,
-            spec.cp, spec.pp, others, num_ranks, std::max(num_ranks / others, int64_t{1}) * others,
+            spec.cp, spec.pp, others, num_ranks, num_ranks / others * others,
             (num_ranks / others + 1) * others);
     return num_ranks / others;
   }

@@ -118,6 +118,7 @@ void expect_refused(const LayoutSpec& spec, int64_t num_ranks, const char* messa
 
 TEST(Layout, RefusalsNameTheProductAndTheNearestChoice) {
   expect_refused({.tp = 3}, 8, "tp 3 x cp 1 x pp 1 = 3 does not divide the 8 ranks; take 6 or 9");
+  expect_refused({.tp = 2, .pp = 2}, 1, "tp 2 x cp 1 x pp 2 = 4 ranks, but there is 1; start 4");
   expect_refused({.tp = 2, .dp = 2}, 8,
                  "tp 2 x cp 1 x dp 2 x pp 1 = 4, but there are 8 ranks; dp 4 would fit");
   expect_refused({.tp = 3, .dp = 2}, 8, "= 6, but there are 8 ranks; take 6 ranks");

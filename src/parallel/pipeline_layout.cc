@@ -150,7 +150,8 @@ PipelineLayout even_pipeline_layout(int64_t num_stages, int64_t chunks_per_stage
           "{} stages of {} chunks: there must be at least 1 of both", num_stages, chunks_per_stage);
   const int64_t count = num_stages * chunks_per_stage;
   require(num_layers >= count,
-          "{} layers do not fill {} stages of {} chunks; take at most {} chunks, or give a layout",
+          "{} layers do not fill {} stages of {} chunks; lower parallel.pp or "
+          "parallel.pipeline_chunks, whose product may be {}, or give parallel.pipeline_layout",
           num_layers, num_stages, chunks_per_stage, num_layers);
   PipelineLayout layout{.num_stages = num_stages};
   const int64_t left_over = num_layers % count;

@@ -92,7 +92,9 @@ TEST(PipelineLayout, EvenLayoutsHoldEachLayerOnce) {
     }
   }
   EXPECT_THAT([] { even_pipeline_layout(4, 2, {7}); },
-              ThrowsMessage<UserError>(HasSubstr("7 layers do not fill 4 stages of 2 chunks")));
+              ThrowsMessage<UserError>(
+                  HasSubstr("7 layers do not fill 4 stages of 2 chunks; lower parallel.pp or "
+                            "parallel.pipeline_chunks, whose product may be 7")));
 }
 
 }  // namespace

@@ -75,6 +75,17 @@ class Fields {
     return found;
   }
 
+  /// A number above 0 and at most 1; 1 where there is none.
+  double share(const std::string& name) {
+    const Json* value = find(name);
+    if (value == nullptr) return 1;
+    const double found = value->is_number() ? value->get<double>() : std::nan("");
+    if (!(found > 0 && found <= 1))
+      refuse_field(name, fmt::format("'{}' is {}; it must be a number above 0 and at most 1", name,
+                                     value->dump()));
+    return found;
+  }
+
   /// A field that may have no other value than those that change nothing.
   void require_neutral(const std::string& name, const std::vector<Json>& neutral) {
     const Json* value = find(name);
@@ -119,7 +130,7 @@ uint64_t random_seed() {
 Sampling read_sampling(Fields& fields, const CompletionRules& rules) {
   Sampling result;
   result.options.temperature = fields.number("temperature", 1, 0, 1e6);
-  result.options.top_p = fields.number("top_p", 1, std::numeric_limits<double>::min(), 1);
+  result.options.top_p = fields.share("top_p");
   result.options.top_k = fields.integer("top_k", 0, kMostTokens).value_or(0);
   result.options.vocab_size = rules.tokenizer.vocab_size();
   const auto seed = fields.integer("seed", 0, std::numeric_limits<int64_t>::max() / 2);
@@ -294,8 +305,9 @@ int64_t read_max_tokens(Fields& fields, bool is_chat, int64_t longest,
     if (completion) wanted = completion;
   }
   const int64_t room = rules.context - longest;
-  if (!wanted && is_chat) wanted = std::max<int64_t>(room, 0);
-  const int64_t count = wanted.value_or(rules.default_max_tokens);
+  // What a client does not ask for never makes its request too long.
+  const int64_t unsaid = is_chat ? room : std::min(rules.default_max_tokens, room);
+  const int64_t count = wanted.value_or(std::max<int64_t>(unsaid, 0));
   if (count > room)
     refuse_field(is_chat ? "messages" : "prompt",
                  fmt::format("the prompt's {} tokens and max_tokens = {} are above the context of "

@@ -64,6 +64,21 @@ TEST_F(CompletionRequests, ChatsBecomePrompts) {
             400);
 }
 
+TEST_F(CompletionRequests, TokensThatNobodyAsksForFitTheContext) {
+  const std::string prompt(90, 'a');
+  const CompletionRequest request = parse(fmt::format(R"({{"prompt": "{}"}})", prompt));
+  EXPECT_EQ(request.choices[0].decoding.options.max_tokens, 10);
+  EXPECT_EQ(status(fmt::format(R"({{"prompt": "{}", "max_tokens": 16}})", prompt)), 400);
+  EXPECT_EQ(status(fmt::format(R"({{"prompt": "{}"}})", std::string(101, 'a'))), 400);
+}
+
+TEST_F(CompletionRequests, SharesAreAboveZero) {
+  EXPECT_EQ(parse(R"({"prompt": "a", "top_p": 0.5})").choices[0].decoding.options.top_p, 0.5);
+  EXPECT_THAT([&] { parse(R"({"prompt": "a", "top_p": 0})"); },
+              ::testing::ThrowsMessage<ApiError>(
+                  ::testing::HasSubstr("'top_p' is 0; it must be a number above 0 and at most 1")));
+}
+
 TEST_F(CompletionRequests, ErrorsHaveTheirStatus) {
   EXPECT_EQ(status(R"({"prompt": "a", "max_tokens": 99})"), 200);
   EXPECT_EQ(status(R"({"prompt": "a", "max_tokens": 100})"), 400);

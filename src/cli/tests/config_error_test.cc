@@ -16,6 +16,8 @@ TEST_F(CliConfigError, KeysAndTypes) {
       {{"--modle.hidden_size=3"}, {"modle", "model.hidden_size"}},
       {{"--model.hidden_size=wide"}, {"--model.hidden_size", "an integer", "\"wide\""}},
       {{"--model.hidden_size=1.5"}, {"--model.hidden_size", "an integer", "1.5"}},
+      {{"--model.hidden_size", "2"},
+       {"'--model.hidden_size' is no option of tessera train", "--section.key=value"}},
       {{"--run.report=1"}, {"--run.report", "true or false", "1"}},
       {{"--moe.experts=sparse"}, {"--moe.experts", "block_sparse", "sparse"}},
       {{"--model.preset=tinny"}, {"--model.preset", "tiny"}},

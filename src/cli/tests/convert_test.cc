@@ -188,6 +188,12 @@ TEST_F(CliConvert, ATrainedModelTakesItsTokenizerAlong) {
   succeed(train("bytes"));
   EXPECT_THAT(succeed({"convert", path("bytes"), path("exported-bytes")}).out,
               HasSubstr("bytes need no tokenizer file"));
+  // Where transformers ends a text, in place of what the family's own tokenizer has there.
+  for (const auto& [folder, end] : {std::pair("exported", 0), std::pair("exported-bytes", 256)}) {
+    const Json config = Json::parse(read_all(path(folder) + "/config.json"));
+    EXPECT_EQ(config.at("eos_token_id"), end) << folder;
+    EXPECT_EQ(config.at("bos_token_id"), nullptr) << folder;
+  }
 }
 
 }  // namespace

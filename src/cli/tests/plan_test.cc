@@ -117,6 +117,8 @@ TEST_F(CliPlan, SimulatesOtherSoftware) {
   EXPECT_LT(step({"--operator-share=grouped_matmul=0"})["step_seconds"], own["step_seconds"]);
   expect_refused(plan({"--explain", "--graphs=some"}), {"--graphs", "\"some\"", "static"});
   expect_refused(plan({"--explain", "--operator-share=attention"}), {"--operator-share", "0.35"});
+  expect_refused(plan({"--explain", "--operator-share=atention=0.5"}),
+                 {"\"atention\", which is no operator; did you mean 'attention'?"});
   expect_refused(plan({"--explain", "--pipelined=pp"}), {"--pipelined", "\"pp\""});
 }
 

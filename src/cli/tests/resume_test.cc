@@ -83,6 +83,13 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"BlockSparse", {"--moe.experts=block_sparse", "--moe.block_size=8"}}),
     [](const auto& info) { return info.param.name; });
 
+TEST_F(CliTest, ResumeRefusesWeightsOfAnotherType) {
+  succeed(train("run", {"--train.steps=2"}));
+  expect_refused_after_tokens(
+      train("run", {"--train.steps=4", "--train.precision=bf16"}),
+      {"step-00000002 has weights in f32", "train.precision", "in bf16", "run.init_from"});
+}
+
 TEST_F(CliTest, ResumeTellsOfSettingsThatChangeTheData) {
   succeed(train("run"));
   const Finished finished = succeed(train("run", {"--train.steps=12", "--run.seed=9"}));

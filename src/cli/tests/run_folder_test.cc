@@ -72,6 +72,40 @@ TEST_F(CliRunFolder, ASecondRunIsRefusedByNameByAnyPath) {
   EXPECT_FALSE(fs::exists(path("run/run.lock")));
 }
 
+/// Relative paths of a run count from where it was started, and nothing is written elsewhere.
+TEST_F(CliRunFolder, ARunIsUsedFromAnotherFolder) {
+  fs::create_directories(path("work"));
+  fs::create_directories(path("elsewhere"));
+  fs::rename(path("text.txt"), path("work/text.txt"));
+  const auto in = [&](const char* folder, const Arguments& arguments) {
+    return ChildProcess(arguments, 0, {{"TEST_FOLDER", path(folder)}}).wait();
+  };
+  const Finished made =
+      in("work", {"tokenize", "text.txt", "--train", "own.json", "--vocab-size", "300"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const Finished trained = in(
+      "work",
+      train("", {"--data.text=text.txt", "--data.tokenizer=own.json", "--run.folder=runs/first"}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  for (const Arguments& arguments :
+       {Arguments{"eval", "../work/runs/first"},
+        Arguments{"eval", path("work/runs/first/checkpoints/step-00000010"), "--text",
+                  path("work/text.txt")},
+        Arguments{"generate", "../work/runs/first", "--prompt", "a", "--max-tokens", "2"}}) {
+    const Finished used = in("elsewhere", arguments);
+    EXPECT_EQ(used.code, 0) << used.err;
+  }
+  EXPECT_TRUE(fs::is_empty(path("elsewhere")));
+  // Where it was started is not known of a copy; what is there to be evaluated can be named.
+  fs::copy(path("work/runs/first"), path("elsewhere/copy"), fs::copy_options::recursive);
+  expect_error(in("elsewhere", {"generate", "copy"}),
+               {"its tokenizer (data.tokenizer) is own.json, which is not there"});
+  fs::copy(path("work/own.json"), path("elsewhere/own.json"));
+  expect_error(in("elsewhere", {"eval", "copy"}),
+               {"text.txt does not exist", "evaluate in the folder that it was started in"});
+  EXPECT_EQ(in("elsewhere", {"eval", "copy", "--text", "../work/text.txt"}).code, 0);
+}
+
 TEST_F(CliRunFolder, TheLockOfAKilledRunDoesNotBlock) {
   ChildProcess first(endless("run", {"--run.checkpoint_interval=5"}));
   ASSERT_NE(first.read_line_with("saved "), "");

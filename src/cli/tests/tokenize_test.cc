@@ -145,5 +145,21 @@ TEST_F(CliTokenize, KilledRunsGoOnToTheSameBytes) {
   EXPECT_FALSE(std::filesystem::exists(path("out.partial")));
 }
 
+TEST_F(CliTest, TokensOfAnotherTokenizerAreToldOf) {
+  succeed({"tokenize", path("text.txt"), "--train", path("own.json"), "--vocab-size", "300"});
+  succeed({"tokenize", path("text.txt"), "--tokenizer", path("own.json"), "-o", path("ids")});
+  const Arguments tokens = {"--data.text=", "--data.tokens=" + path("ids"), "--train.steps=1"};
+  const auto output = [&](const std::string& run, const Arguments& more) {
+    Arguments all = tokens;
+    all.insert(all.end(), more.begin(), more.end());
+    return succeed(train(run, all)).out;
+  };
+  const std::string own = "--data.tokenizer=" + path("own.json");
+  EXPECT_THAT(output("other", {}), ::testing::HasSubstr("ids was made by the tokenizer bpe-"));
+  EXPECT_THAT(output("same", {own}), ::testing::Not(::testing::HasSubstr("was made by")));
+  EXPECT_THAT(output("marked", {own, "--data.instructions=true"}),
+              ::testing::HasSubstr("data.instructions changes nothing in"));
+}
+
 }  // namespace
 }  // namespace tessera

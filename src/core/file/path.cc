@@ -29,6 +29,9 @@ void require_exists(const fs::path& path, std::string_view what) {
   if (fs::exists(status)) return;
   require(status.type() == fs::file_type::not_found, "{} {} cannot be read: {}", what,
           path.string(), error.message());
+  require(!fs::is_symlink(fs::symlink_status(path, error)),
+          "{} {} does not exist: it is a link to {}, which is not there", what, path.string(),
+          fs::read_symlink(path, error).string());
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   require(fs::is_directory(folder, error), "{} {} does not exist, nor does the folder {}", what,
           path.string(), folder.string());

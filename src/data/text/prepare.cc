@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/error.h"
+#include "core/file/file.h"
 #include "core/random.h"
 
 namespace tessera {
@@ -40,6 +42,14 @@ TokenizeSummary prepare_tokens(const TextSource& source, const Tokenizer& tokeni
                         .other = OtherTokens::kReplace,
                         .progress = progress},
                        tokenizer);
+}
+
+std::string tokenizer_of(const std::string& prefix) {
+  const fs::path path = prefix + ".json";
+  if (!path_exists(path)) return "";
+  const auto json = nlohmann::json::parse(read_text_file(path), nullptr, false);
+  const auto name = nlohmann::json::json_pointer("/made_of/tokenizer");
+  return json.contains(name) && json[name].is_string() ? json[name].get<std::string>() : "";
 }
 
 }  // namespace tessera

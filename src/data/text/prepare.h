@@ -15,4 +15,8 @@ TokenizeSummary prepare_tokens(const TextSource& source, const Tokenizer& tokeni
                                const std::string& cache_dir,
                                const std::function<void(const TokenizeProgress&)>& progress = {});
 
+/// The name of the tokenizer that made a token file, as Tessera describes it beside the file; empty
+/// where there is no such description.
+std::string tokenizer_of(const std::string& prefix);
+
 }  // namespace tessera

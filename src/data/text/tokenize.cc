@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
@@ -302,6 +303,9 @@ std::optional<TokenizeSummary> reuse_finished(const TextJob& job) {
 TokenizeSummary tokenize_text(const TokenizeRequest& request, const Tokenizer& tokenizer) {
   const auto started = Clock::now();
   require(!request.prefix.empty(), "no output is given; name the prefix of the token file");
+  require(std::filesystem::path(request.prefix).has_filename(),
+          "the output {} is a folder; name the token file in it too, such as {}text",
+          request.prefix, request.prefix);
   count_threads(request.num_threads);
   TokenizeRequest resolved = request;
   resolved.prefix = token_prefix(request.prefix);

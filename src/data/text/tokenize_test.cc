@@ -415,6 +415,8 @@ TEST_F(TokenizeTest, RefusesWhatCannotBeTokenized) {
     EXPECT_FALSE(fs::exists(path("out.idx")));
   };
   refuse("none.txt", "does not exist");
+  fs::create_symlink("nowhere", path("link.txt"));
+  refuse("link.txt", "link.txt does not exist: it is a link to nowhere, which is not there");
   write("blank.txt", " \n \n");
   refuse("blank.txt", "no text but blanks");
   write("blank.jsonl", "{\"text\": \" \"}");
@@ -430,6 +432,10 @@ TEST_F(TokenizeTest, RefusesWhatCannotBeTokenized) {
   TokenizeRequest negative = request("cut.txt.gz");
   negative.num_threads = -1;
   EXPECT_THAT(error_of([&] { tokenize_text(negative, tokenizer); }), HasSubstr("threads is -1"));
+  TokenizeRequest nameless = request("cut.txt.gz");
+  nameless.prefix = path("") + "/";
+  EXPECT_THAT(error_of([&] { tokenize_text(nameless, tokenizer); }),
+              HasSubstr("is a folder; name the token file in it too"));
 }
 
 /// Invalid bytes are judged by the whole file, and characters at chunks' ends are none.

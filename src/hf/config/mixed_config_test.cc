@@ -22,6 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using testing::parse_config;
+using ::testing::ThrowsMessage;
 
 TEST(MixedConfig, ExaoneRotatesWindowsAlone) {
   json config = fixture_json("exaone_moe");
@@ -364,6 +365,15 @@ TEST(MixedConfig, ModelsOfMixedLayersFindTheirFamilies) {
   model.own_window_rope = true;
   model.window_rope.base = 5;
   EXPECT_THROW(find_family_for(model), UserError);
+}
+
+/// Not a family whose reader refuses what is written for it, whatever it says first.
+TEST(MixedConfig, TheNearestFamilyIsOneThatDiffersInAKey) {
+  ModelConfig model = parse_config(fixture_json("gemma4_text"));
+  model.embedding_multiplier = 7;
+  EXPECT_THAT([&] { find_family_for(model); },
+              ThrowsMessage<UserError>(
+                  HasSubstr("the nearest is gemma4_text (model.embedding_multiplier: 7.0 here")));
 }
 
 }  // namespace

@@ -325,27 +325,43 @@ std::vector<std::string> find_differences(const ModelConfig& here, const ModelCo
   return differences;
 }
 
-std::vector<std::string> inexpressible(const Family& family, const ModelConfig& model) {
+namespace {
+
+/// Why a family does not express a model.
+struct Obstacles {
+  std::vector<std::string> texts;
+  bool is_far = false;  ///< its models are of another kind, so that no key was compared
+};
+
+Obstacles find_obstacles(const Family& family, const ModelConfig& model) {
   if (model.is_gated() == family.plain_mlps)
-    return {fmt::format("model.activation: the family's MLPs are {}",
-                        family.plain_mlps ? "without gates" : "gated")};
+    return {{fmt::format("model.activation: the family's MLPs are {}",
+                         family.plain_mlps ? "without gates" : "gated")},
+            true};
   const std::string text = write_hf_config(family, model, DType::kF32, 2048);
   try {
-    return find_differences(model, parse_hf_config(text, "config.json").model);
+    return {find_differences(model, parse_hf_config(text, "config.json").model)};
   } catch (const UserError& error) {
-    return {error.what()};
+    return {{error.what()}, true};
   }
+}
+
+}  // namespace
+
+std::vector<std::string> inexpressible(const Family& family, const ModelConfig& model) {
+  return find_obstacles(family, model).texts;
 }
 
 const Family& find_family_for(const ModelConfig& model) {
   std::string nearest;
-  size_t fewest = SIZE_MAX;
+  std::pair<bool, size_t> least = {true, SIZE_MAX};
   for (const Family& family : families()) {
-    const auto obstacles = inexpressible(family, model);
-    if (obstacles.empty()) return family;
-    if (obstacles.size() >= fewest) continue;
-    fewest = obstacles.size();
-    nearest = fmt::format("{} ({})", family.model_type, fmt::join(obstacles, "; "));
+    const Obstacles obstacles = find_obstacles(family, model);
+    if (obstacles.texts.empty()) return family;
+    const std::pair<bool, size_t> found = {obstacles.is_far, obstacles.texts.size()};
+    if (found >= least) continue;
+    least = found;
+    nearest = fmt::format("{} ({})", family.model_type, fmt::join(obstacles.texts, "; "));
   }
   user_error(
       "no model family of transformers expresses this model; the nearest is {}, where 'here' "

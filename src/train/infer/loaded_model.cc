@@ -1,5 +1,7 @@
 #include "train/infer/loaded_model.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 
@@ -12,17 +14,53 @@
 #include "train/setup/size_check.h"
 #include "train/setup/training_data.h"
 #include "train/state/checkpointing.h"
+#include "train/state/run_paths.h"
 
 namespace tessera {
 namespace {
 
+/// Where text becomes tokens: in the run's folder, from which they are taken the next time, or,
+/// where this process may not write there or there is no run, in a folder that goes away.
+class TokenFolder {
+ public:
+  explicit TokenFolder(const std::string& run_folder) {
+    is_own_ = run_folder.empty() || ::access(run_folder.c_str(), W_OK) != 0;
+    path_ = is_own_ ? std::filesystem::temp_directory_path() / unique_name("tessera-tokens-")
+                    : std::filesystem::path(run_folder) / "tokens";
+  }
+  ~TokenFolder() {
+    std::error_code ignored;
+    if (is_own_) std::filesystem::remove_all(path_, ignored);
+  }
+  TokenFolder(const TokenFolder&) = delete;
+  TokenFolder& operator=(const TokenFolder&) = delete;
+  std::string path() const { return path_.string(); }
+
+ private:
+  bool is_own_ = false;
+  std::filesystem::path path_;
+};
+
 /// The token files to evaluate, and which of their splits.
 struct EvaluationData {
+  std::unique_ptr<TokenFolder> folder = {};  // outlives the files
   std::vector<std::shared_ptr<const TokenFile>> files;
   Blend blend;
   double validation_fraction = 0;
   Split split = Split::kAll;
 };
+
+/// The run's own data, whose paths may count from another folder than this process is in.
+TrainingData open_held_out(Settings& settings) {
+  try {
+    return open_training_data(settings);
+  } catch (const UserError& error) {
+    user_error(
+        "{}; this is data of the run: evaluate in the folder that it was started in, or "
+        "name what to evaluate with --text or --tokens",
+        error.what());
+  }
+}
 
 EvaluationData open_evaluation_data(const LoadedModel& model, const EvaluationRequest& request) {
   const Settings& settings = model.settings();
@@ -36,12 +74,15 @@ EvaluationData open_evaluation_data(const LoadedModel& model, const EvaluationRe
   if (!request.text.empty()) {
     TextSource source;
     source.paths = {request.text};
-    return open(prepare_tokens(source, model.tokenizer(), settings.run.folder + "/tokens").prefix);
+    auto folder = std::make_unique<TokenFolder>(settings.run.folder);
+    EvaluationData data = open(prepare_tokens(source, model.tokenizer(), folder->path()).prefix);
+    data.folder = std::move(folder);
+    return data;
   }
   require(settings.data.validation_fraction > 0,
           "the run held no data out for validation; name what to evaluate with --text or --tokens");
   Settings own = settings;
-  TrainingData data = open_training_data(own);
+  TrainingData data = open_held_out(own);
   return {.files = std::move(data.files),
           .blend = std::move(data.blend),
           .validation_fraction = settings.data.validation_fraction,
@@ -90,6 +131,12 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFinite
   if (!opened.skipped.empty()) notes_.push_back(describe_skipped(opened.skipped, path_));
   settings_ = checkpoint_settings(reader);
   settings_.run.device = device;
+  settings_.run.folder = run_folder_of(path_).string();  // wherever it is now
+  const std::string& tokenizer = settings_.data.tokenizer;
+  require(tokenizer == "byte" || tokenizer == "none" || path_exists(tokenizer),
+          "{}: its tokenizer (data.tokenizer) is {}, which is not there; work in the folder that "
+          "the run was started in, or put the tokenizer there",
+          path_.string(), tokenizer);
   step_ = reader.step();
   take_memory();
   std::vector<NamedTensor> tensors = name_expert_biases(settings_.model, experts_);

@@ -102,4 +102,24 @@ std::string describe_data(const TrainingData& data) {
   return text;
 }
 
+std::vector<std::string> find_data_notes(const Settings& settings, const TrainingData& data) {
+  if (!settings.data.text.empty()) return {};  // made just so
+  const std::string own = data.tokenizer->name();
+  std::vector<std::string> notes;
+  for (const auto& file : data.files) {
+    const std::string maker = tokenizer_of(file->prefix());
+    if (own != "none" && !maker.empty() && maker != own)
+      notes.push_back(
+          fmt::format("{} was made by the tokenizer {}, and data.tokenizer is {}, which will read "
+                      "and write the model's texts; set it to the one that made the tokens",
+                      file->prefix(), maker, own));
+    if (settings.data.instructions && file->silent_ranges().empty())
+      notes.push_back(
+          fmt::format("data.instructions changes nothing in {}, all of whose tokens carry loss; "
+                      "tessera tokenize --instructions leaves prompts out",
+                      file->prefix()));
+  }
+  return notes;
+}
+
 }  // namespace tessera

@@ -90,6 +90,8 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
       std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
   write_choice(trainer);
   if (!lock.note().empty()) writer->note("note: " + lock.note());
+  for (const std::string& note : find_data_notes(settings, trainer.data()))
+    writer->note("note: " + note);
   for (const std::string& note : trainer.initial_notes()) writer->note("note: " + note);
   if (!resumed) return writer;
   if (!resumed->skipped.empty()) {

@@ -9,6 +9,7 @@
 #include "checkpoint/together.h"
 #include "core/file/file.h"
 #include "train/state/load_roundings.h"
+#include "train/state/run_paths.h"
 
 namespace tessera {
 namespace {
@@ -278,6 +279,8 @@ Settings checkpoint_settings(const CheckpointReader& reader) {
   if (!settings.data.tokenizer.empty() && path_exists(carried)) {
     settings.data.tokenizer = carried.string();
   }
+  const std::filesystem::path run = run_folder_of(reader.path());
+  if (!run.empty()) resolve_data_paths(settings.data, settings.run.folder, run);
   return settings;
 }
 

@@ -95,7 +95,8 @@ void refuse_nonfinite(const CheckpointReader& reader, std::string_view advice);
 /// The configuration that a checkpoint was trained with, as TOML.
 std::string checkpoint_config(const CheckpointReader& reader);
 
-/// The same as settings. A tokenizer that lies within the checkpoint is named by its whole path.
+/// The same as settings. A tokenizer that lies within the checkpoint is named by its whole path,
+/// and so are data and tokenizer that lie where the run was started (run_paths.h).
 Settings checkpoint_settings(const CheckpointReader& reader);
 
 /// The state of a checkpoint whose weights come from elsewhere: no step has been done.

@@ -61,6 +61,11 @@ int64_t count_missing(const std::set<std::string>& wanted, const std::set<std::s
 }  // namespace
 
 void ModelState::require_same_weights(const CheckpointReader& reader) const {
+  const auto embedding = reader.manifest().tensors.find("embedding.weight");
+  require(embedding == reader.manifest().tensors.end() || embedding->second.dtype == dtype_,
+          "{} has weights in {}, but with train.precision as it is now they are in {}, and a run "
+          "cannot change that; set it back, or start a new run with these weights by run.init_from",
+          reader.path().string(), dtype_name(embedding->second.dtype), dtype_name(dtype_));
   const auto name = [](bool fp8) { return fp8 ? "fp8" : "bf16"; };
   const bool wanted = products_.fp8_weights;
   const bool found = has_fp8_masters(reader, list_parameters(config_, dtype_));

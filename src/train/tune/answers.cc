@@ -105,7 +105,9 @@ void AnswerBatches::deal(std::vector<Row> rows, int64_t num_batches) {
   }
   for (Batch& batch : batches_) {
     if (batch.cu_seqlens.empty()) batch.cu_seqlens.push_back(0);
-    add_padding(batch, rows_ * length_ - std::ssize(batch.tokens), /*continues=*/false);
+    // Row by row: no stretch may be longer than the sequences that the model was built for.
+    while (std::ssize(batch.tokens) < rows_ * length_)
+      add_padding(batch, length_, /*continues=*/false);
   }
 }
 

@@ -26,7 +26,10 @@ fs::path find_origin(const Settings& settings) {
 
 std::vector<std::string> add_tokenizer(const DataSettings& data, ExportRequest& request) {
   if (data.tokenizer == "none") return {};
-  if (data.tokenizer == "byte") return {"bytes need no tokenizer file, so none was written"};
+  if (data.tokenizer == "byte") {
+    request.end_of_document_id = make_tokenizer(data.tokenizer_spec())->end_of_document();
+    return {"bytes need no tokenizer file, so none was written"};
+  }
   fs::path path = data.tokenizer;
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
     if (path_exists(path / name)) path /= name;
@@ -39,6 +42,7 @@ std::vector<std::string> add_tokenizer(const DataSettings& data, ExportRequest& 
   const int32_t end = tokenizer->end_of_document();
   request.tokenizer = path;
   request.end_of_document = tokenizer->decode(std::span(&end, 1));
+  request.end_of_document_id = end;
   return {};
 }
 
@@ -53,6 +57,7 @@ ExportRequest request_export(const Settings& settings) {
                         .fused_experts = {},
                         .tokenizer = {},
                         .end_of_document = {},
+                        .end_of_document_id = {},
                         .max_length = settings.data.sequence_length,
                         .options = {}};
   add_tokenizer(settings.data, request);

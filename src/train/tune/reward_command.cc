@@ -22,6 +22,7 @@ namespace tessera {
 namespace {
 
 constexpr size_t kMostBytes = size_t{64} << 20;
+constexpr double kMostReward = 1e30;
 
 struct Pipe {
   FileDescriptor read, write;
@@ -211,9 +212,13 @@ std::vector<double> parse_rewards(std::string_view text, int64_t count) {
     std::istringstream words(line);
     double reward = 0;
     std::string rest;
-    const bool is_number = (words >> reward) && !(words >> rest) && std::isfinite(reward);
-    require(is_number, "rl.reward_command: line {} of its output is \"{}\", expected a number",
-            number, line.substr(0, 80));
+    // Of larger ones a group's mean or deviation would be infinite.
+    const bool is_number = (words >> reward) && !(words >> rest) && std::abs(reward) <= kMostReward;
+    require(
+        is_number,
+        "rl.reward_command: line {} of its output is \"{}\", expected a number of at most {} in "
+        "size",
+        number, line.substr(0, 80), kMostReward);
     rewards.push_back(reward);
   }
   require(std::ssize(rewards) == count,

@@ -131,8 +131,10 @@ class RewardSteps {
 void train_on_rewards(const TrainRequest& request, World& world, std::ostream& out) {
   require_one_rank(world, "rl");
   validate(request.settings);
-  // Prompts that cannot be used are refused before a run is begun.
-  const PromptSource prompts(request.settings.rl, 0);
+  // What cannot be used is refused before a run is begun.
+  const auto tokenizer = make_tokenizer(request.settings.data.tokenizer_spec());
+  check_prompts(request.settings, PromptSource(request.settings.rl, 0), *tokenizer);
+  check_version_folder(request.settings);
   const WeightExportSettings& told = request.settings.rl.exports;
   ExportServer server = find_server(told);
   TrainingRun run(request, world, out);

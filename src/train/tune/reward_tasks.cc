@@ -76,7 +76,8 @@ std::vector<RewardPrompt> read_prompts(const std::string& path) {
     const Json json = Json::parse(line, nullptr, false);
     require(json.is_object() && json.contains("prompt") && json["prompt"].is_string(),
             "{}, line {}: expected a JSON object with \"prompt\", a text", path, number);
-    prompts.push_back({.text = json["prompt"].get<std::string>(), .line = line});
+    prompts.push_back(
+        {.text = json["prompt"].get<std::string>(), .line = line, .line_number = number});
   }
   require(!prompts.empty(), "{}: there is no prompt in it", path);
   return prompts;

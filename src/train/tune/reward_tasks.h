@@ -17,6 +17,7 @@ struct RewardPrompt {
   std::string text;
   std::string solution = {};  ///< of a task that checks answers
   std::string line = {};      ///< the JSON line that it came from, where it came from a file
+  int64_t line_number = 0;    ///< of that line
 };
 
 /// A task whose prompts are made, and whose answers are checked, by rules.
@@ -40,6 +41,8 @@ class PromptSource {
   /// Throws UserError for a file that cannot be used.
   PromptSource(const RlSettings& rl, uint64_t seed);
   RewardPrompt prompt(int64_t rollout, int64_t place, int64_t prompts_per_rollout) const;
+  /// Those of the file; none where they are a task's.
+  std::span<const RewardPrompt> listed() const { return prompts_; }
 
  private:
   uint64_t seed_;

@@ -9,7 +9,28 @@ namespace {
 /// Answers that are written at the same time, at most.
 constexpr int64_t kMostSequences = 256;
 
+/// A prompt to which an answer is to be written.
+Answer begin_answer(const Settings& settings, const Tokenizer& tokenizer,
+                    const RewardPrompt& prompt) {
+  const RlSettings& rl = settings.rl;
+  Answer answer{.tokens = encode_prompt(tokenizer, prompt.text)};
+  answer.first = std::ssize(answer.tokens);
+  const std::string place =
+      prompt.line.empty() ? "" : fmt::format("{}, line {}: ", rl.prompts, prompt.line_number);
+  require(answer.first <= settings.data.sequence_length - rl.max_tokens,
+          "{}the prompt \"{}\" has {} tokens, and an answer up to {} (rl.max_tokens); "
+          "data.sequence_length {} must hold both",
+          place, prompt.text.substr(0, 80), answer.first, rl.max_tokens,
+          settings.data.sequence_length);
+  return answer;
+}
+
 }  // namespace
+
+void check_prompts(const Settings& settings, const PromptSource& prompts,
+                   const Tokenizer& tokenizer) {
+  for (const RewardPrompt& prompt : prompts.listed()) begin_answer(settings, tokenizer, prompt);
+}
 
 RolloutWriter::RolloutWriter(Trainer& trainer)
     : trainer_(trainer),
@@ -41,21 +62,13 @@ DecodingRequest RolloutWriter::request(const Draft& draft, int64_t number, int64
 }
 
 std::vector<RolloutWriter::Draft> RolloutWriter::draft(Rollout& rollout, int64_t number) const {
-  const RlSettings& rl = settings_.rl;
-  const int64_t room = settings_.data.sequence_length - rl.max_tokens;
-  const int64_t num_prompts = settings_.train.global_batch / rl.group_size;
+  const int64_t group_size = settings_.rl.group_size;
+  const int64_t num_prompts = settings_.train.global_batch / group_size;
   std::vector<Draft> drafts;
   for (int64_t place = 0; place < num_prompts; ++place) {
     rollout.prompts.push_back(prompts_.prompt(number, place, num_prompts));
-    const std::string& text = rollout.prompts.back().text;
-    Draft draft;
-    draft.answer.tokens = encode_prompt(tokenizer_, text);
-    draft.answer.first = std::ssize(draft.answer.tokens);
-    require(draft.answer.first <= room,
-            "the prompt \"{}\" has {} tokens, and an answer up to {} (rl.max_tokens); "
-            "data.sequence_length {} must hold both",
-            text.substr(0, 80), draft.answer.first, rl.max_tokens, settings_.data.sequence_length);
-    drafts.insert(drafts.end(), rl.group_size, draft);
+    const Draft draft{.answer = begin_answer(settings_, tokenizer_, rollout.prompts.back())};
+    drafts.insert(drafts.end(), group_size, draft);
   }
   return drafts;
 }

@@ -19,6 +19,10 @@ struct Rollout {
   int64_t num_ended = 0;                     ///< by the end of a document rather than rl.max_tokens
 };
 
+/// Throws UserError for a prompt of rl.prompts that leaves no room for its answer.
+void check_prompts(const Settings& settings, const PromptSource& prompts,
+                   const Tokenizer& tokenizer);
+
 /// Writes answers with the weights that are being trained, in the trainer's own memory: nothing is
 /// copied. A rollout is a function of the settings, its number and the weights, bit by bit on the
 /// CPU. The trainer must outlive it.

@@ -277,7 +277,8 @@ TEST_F(TuneRun, PackedAnswersGiveTheSameStep) {
               ThrowsMessage<UserError>(HasSubstr("takes 8 micro-batches, found 0")));
 }
 
-/// Every answer is one stretch of a micro-batch, whose work in attention is about that of others.
+/// Every answer is one stretch of a micro-batch, none longer than a row, whose work in attention is
+/// about that of others.
 TEST_F(TuneRun, AnswersArePackedWholeAndEvenly) {
   Settings own = rl_settings("rows");
   own.data.packing = Packing::kBestFit;
@@ -304,6 +305,7 @@ TEST_F(TuneRun, AnswersArePackedWholeAndEvenly) {
         const int32_t begin = batch.cu_seqlens[i - 1];
         const int32_t end = batch.cu_seqlens[i];
         ASSERT_LT(begin, end);
+        ASSERT_LE(end - begin, 40);
         for (int32_t at = begin; at < end; ++at) {
           EXPECT_EQ(batch.positions[at], at - begin);
           EXPECT_EQ(batch.weights[at] != 0, batch.labels[at] != kNoLabel);
@@ -470,6 +472,16 @@ TEST_F(TuneRun, WhatCannotBeTrainedIsRefused) {
   EXPECT_THAT(refused([](Settings& s) { s.rl.max_tokens = 20; }), HasSubstr("must hold both"));
   EXPECT_THAT(refused([](Settings& s) { s.rl.prompts = "x.jsonl"; }),
               HasSubstr("set rl.reward_command"));
+  const std::string prompts = folder_.file("prompts.jsonl");
+  std::ofstream(prompts) << "{\"prompt\": \"a\"}\n\n{\"prompt\": \"" << std::string(30, 'b')
+                         << "\"}\n";
+  EXPECT_THAT(refused([&](Settings& s) {
+                s.rl.prompts = prompts;
+                s.rl.reward_command = "exit 1";
+              }),
+              HasSubstr("prompts.jsonl, line 3: the prompt \"bbb"));
+  EXPECT_THAT(refused([](Settings& s) { s.rl.reward_command = "yes 1e300 | head -n 16"; }),
+              HasSubstr("line 1 of its output is \"1e300\", expected a number of at most 1e+30"));
   EXPECT_THAT(refused([](Settings& s) { s.rl.updates = 3; }), HasSubstr("must be multiples"));
   EXPECT_THAT(refused([](Settings& s) { s.model.mtp_layers = 1; }),
               HasSubstr("model.mtp_layers is set"));

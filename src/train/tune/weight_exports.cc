@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/process/stopwatch.h"
+#include "train/state/checkpointing.h"
 #include "train/tune/export_request.h"
 
 namespace tessera {
@@ -17,6 +18,21 @@ constexpr const char* kVersionFile = "tessera_version.json";
 constexpr const char* kTemporary = ".tmp-";
 
 }  // namespace
+
+void check_version_folder(const Settings& settings) {
+  const fs::path folder = settings.rl.exports.folder;
+  if (folder.empty()) return;
+  require(
+      fs::weakly_canonical(folder) != fs::weakly_canonical(checkpoint_folder(settings.run.folder)),
+      "rl.export_to {} is where the run has its checkpoints; choose a folder of its own",
+      folder.string());
+  if (!path_exists(folder)) return;
+  for (const StepFolder& found : list_step_folders(folder)) {
+    require(!path_exists(found.path / kManifestFile),
+            "rl.export_to {} holds checkpoints of a run, such as {}; choose a folder of its own",
+            folder.string(), found.path.filename().string());
+  }
+}
 
 VersionFolder::VersionFolder(const fs::path& folder)
     : folder_((make_folder(folder), fs::absolute(folder).lexically_normal())), lock_(folder_) {

@@ -15,6 +15,10 @@
 
 namespace tessera {
 
+/// Throws UserError where rl.export_to is a folder of checkpoints, of this run or another: both
+/// kinds of folders have the same names.
+void check_version_folder(const Settings& settings);
+
 /// Where versions of weights are: folders `step-00000012`, each of Hugging Face with a file more
 /// that tells the step. They appear complete and go at once, so that a reader sees whole versions
 /// alone. A lock keeps other runs out.

@@ -227,6 +227,15 @@ TEST_F(WeightExportsTest, RefusesWhatCannotBeHandedOver) {
   const VersionFolder other(own.rl.exports.folder);
   EXPECT_THAT(refusal(own), HasSubstr(own.rl.exports.folder));
 
+  own = exporting("mixed");
+  own.rl.exports.folder = own.run.folder + "/../mixed/checkpoints";
+  EXPECT_THAT(refusal(own), HasSubstr("is where the run has its checkpoints"));
+  own.rl.exports.folder = folder_.file("others");
+  make_folder(fs::path(own.rl.exports.folder) / "step-00000004");
+  write_file_synced(fs::path(own.rl.exports.folder) / "step-00000004/manifest.json", "{}");
+  EXPECT_THAT(refusal(own), HasSubstr("holds checkpoints of a run, such as step-00000004"));
+  EXPECT_FALSE(path_exists(own.run.folder));
+
   own = settings("nothing");
   own.rl.exports.vllm_url = "http://127.0.0.1:1";
   EXPECT_THAT(refusal(own), HasSubstr("rl.export_to is empty"));
