@@ -205,6 +205,18 @@ TEST_F(TuneRun, PreferencesAreLearned) {
   EXPECT_GT(number(records.back(), "margin"), 1);
 }
 
+/// The logits that are clipped are those of the passes that learn; scores are found without.
+TEST_F(TuneRun, HeadsAreClipped) {
+  for (const auto& [name, all] : {std::pair("dpo", dpo_settings("dpo-clipped")),
+                                  std::pair("rl", rl_settings("rl-clipped"))}) {
+    Settings own = all;
+    own.train.steps = own.schedule.num_steps = 2;
+    own.qk_clip = 1e-3;
+    own.rl.kl_coefficient = 0.1;
+    for (const StepRecord& record : run(own)) EXPECT_GT(record.clipped_heads, 0) << name;
+  }
+}
+
 /// Answers of lengths between those of a token and of a row, with a prompt of one or two.
 std::vector<Answer> draw_answers(int64_t count, int64_t row) {
   Random random(7, 7);
