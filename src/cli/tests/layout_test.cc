@@ -228,7 +228,7 @@ TEST_F(CliLayout, RefusesSettingsThatContradictEachOther) {
 }
 
 TEST_F(CliLayout, TrainingRefusesALayoutOfMoreRanksThanThereAre) {
-  expect_refused(train("run", {"--parallel.tp=2"}), {"tp 2", "1 ranks", "take 2"});
+  expect_refused(train("run", {"--parallel.tp=2"}), {"tp 2", "2 ranks", "there is 1", "start 2"});
 }
 
 /// Without running it: what layouts spread, and that more ranks than there are prove, too.

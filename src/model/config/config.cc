@@ -241,12 +241,13 @@ void validate_block_sparse(const MoeConfig& moe) {
           "moe.block_size {} is not supported; choose one of {}", moe.block_size,
           fmt::join(kBlockSizes, ", "));
   for (const int64_t size : moe.expert_sizes()) {
-    require(size % moe.block_size == 0,
-            "expert inner size {} is not a multiple of moe.block_size {}, which moe.experts = "
-            "\"block_sparse\" needs; "
-            "the nearest are {} and {}",
-            size, moe.block_size, size / moe.block_size * moe.block_size,
-            round_up(size, moe.block_size));
+    require(
+        size % moe.block_size == 0,
+        "expert inner size {} is not a multiple of moe.block_size {}, which moe.experts = "
+        "\"block_sparse\" needs; the nearest is {}{}",
+        size, moe.block_size,
+        size < moe.block_size ? "" : fmt::format("{} or ", size / moe.block_size * moe.block_size),
+        round_up(size, moe.block_size));
   }
   require(moe.memory_efficient,
           "moe.experts = \"block_sparse\" applies the probability before FC2; moe.memory_efficient "

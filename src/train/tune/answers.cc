@@ -183,6 +183,17 @@ std::vector<Batch> AnswerBatches::weigh(const std::vector<std::vector<float>>& w
   return batches;
 }
 
+namespace {
+
+/// That of the training's micro-batches; logits are measured where they are learned from alone.
+BatchShape scoring_shape(const Trainer& trainer) {
+  BatchShape shape = trainer.model().batch_shape();
+  shape.qk_clip = 0;
+  return shape;
+}
+
+}  // namespace
+
 ReferenceModel::ReferenceModel(const Trainer& trainer) {
   const Settings& settings = trainer.settings();
   model_ = settings.run.init_from.empty()
@@ -191,7 +202,7 @@ ReferenceModel::ReferenceModel(const Trainer& trainer) {
   require(model_->settings().model.vocab_size == settings.model.vocab_size,
           "run.init_from {} has a vocabulary of {} ids, the run one of {}", settings.run.init_from,
           model_->settings().model.vocab_size, settings.model.vocab_size);
-  BatchShape shape = trainer.model().batch_shape();
+  BatchShape shape = scoring_shape(trainer);
   shape.dtype = model_->settings().train.dtype();
   shape.products = model_->products();
   shape.replays_routing = false;
@@ -200,7 +211,7 @@ ReferenceModel::ReferenceModel(const Trainer& trainer) {
 }
 
 AnswerScorer score_trainer(Trainer& trainer) {
-  BatchShape shape = trainer.model().batch_shape();
+  BatchShape shape = scoring_shape(trainer);
   shape.products = trainer.settings().products();
   return {trainer.settings().model, shape, trainer.backend(), trainer.state().parameters(),
           trainer.state().experts()};

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <set>
 #include <sstream>
 
 #include "comm/thread/thread_world.h"
@@ -15,6 +14,7 @@
 #include "train/metrics/jsonl.h"
 #include "train/run/run_record.h"
 #include "train/testing/tiny_run.h"
+#include "train/tune/answers_testing.h"
 #include "train/tune/policy.h"
 #include "train/tune/rollout.h"
 
@@ -205,20 +205,16 @@ TEST_F(TuneRun, PreferencesAreLearned) {
   EXPECT_GT(number(records.back(), "margin"), 1);
 }
 
-/// Answers of lengths between those of a token and of a row, with a prompt of one or two.
-std::vector<Answer> draw_answers(int64_t count, int64_t row) {
-  Random random(7, 7);
-  std::vector<Answer> answers;
-  for (int64_t i = 0; i < count; ++i) {
-    Answer answer{.first = 1 + i % 2};
-    const int64_t most = i % 3 == 0 ? row + 1 : row / 2;
-    const auto room = static_cast<uint64_t>(most - answer.first);
-    const int64_t size = answer.first + 1 + static_cast<int64_t>(random.next_below(room));
-    for (int64_t k = 0; k < size; ++k)
-      answer.tokens.push_back(static_cast<int32_t>(random.next_below(250)));
-    answers.push_back(std::move(answer));
+/// The logits that are clipped are those of the passes that learn; scores are found without.
+TEST_F(TuneRun, HeadsAreClipped) {
+  for (const auto& [name, all] : {std::pair("dpo", dpo_settings("dpo-clipped")),
+                                  std::pair("rl", rl_settings("rl-clipped"))}) {
+    Settings own = all;
+    own.train.steps = own.schedule.num_steps = 2;
+    own.qk_clip = 1e-3;
+    own.rl.kl_coefficient = 0.1;
+    for (const StepRecord& record : run(own)) EXPECT_GT(record.clipped_heads, 0) << name;
   }
-  return answers;
 }
 
 /// What a step learns from answers does not depend on which share a row.
@@ -227,7 +223,7 @@ TEST_F(TuneRun, PackedAnswersGiveTheSameStep) {
   own.train.micro_batch = 2;
   own.train.global_batch = 16;
   own.optimizer.eps = 1e-3;
-  const auto answers = draw_answers(16, own.data.sequence_length);
+  const auto answers = testing::draw_answers(16, own.data.sequence_length);
   std::vector<std::vector<double>> scores[2];
   std::vector<std::vector<float>> weights;
   Random random(8, 8);
@@ -275,53 +271,6 @@ TEST_F(TuneRun, PackedAnswersGiveTheSameStep) {
               ThrowsMessage<UserError>(HasSubstr("takes 1 to 8 micro-batches, found 0")));
   EXPECT_THAT([&] { trainers[0]->give_batches({}); },
               ThrowsMessage<UserError>(HasSubstr("takes 8 micro-batches, found 0")));
-}
-
-/// Every answer is one stretch of a micro-batch, none longer than a row, whose work in attention is
-/// about that of others.
-TEST_F(TuneRun, AnswersArePackedWholeAndEvenly) {
-  Settings own = rl_settings("rows");
-  own.data.packing = Packing::kBestFit;
-  own.train.micro_batch = 3;
-  own.train.global_batch = 48;
-  own.data.sequence_length = 40;
-  const auto answers = draw_answers(48, 40);
-  std::vector<std::vector<float>> weights;
-  for (const Answer& answer : answers) weights.emplace_back(answer.num_tokens(), 1.0F);
-  for (const int64_t fewest : {1, 16}) {
-    const auto batches = AnswerBatches(own, fewest, 255, answers).weigh(weights);
-    EXPECT_TRUE(fewest == 16 ? batches.size() == 16 : batches.size() < 14) << batches.size();
-    std::multiset<std::vector<int32_t>> expected, found;
-    for (const Answer& answer : answers)
-      expected.insert({answer.tokens.begin(), answer.tokens.end() - 1});
-    std::vector<double> work;
-    for (const Batch& batch : batches) {
-      ASSERT_EQ(batch.tokens.size(), 120U);
-      ASSERT_EQ(batch.labels.size(), 120U);
-      ASSERT_EQ(batch.cu_seqlens.back(), 120);
-      work.push_back(0);
-      int64_t num_valid = 0;
-      for (size_t i = 1; i < batch.cu_seqlens.size(); ++i) {
-        const int32_t begin = batch.cu_seqlens[i - 1];
-        const int32_t end = batch.cu_seqlens[i];
-        ASSERT_LT(begin, end);
-        ASSERT_LE(end - begin, 40);
-        for (int32_t at = begin; at < end; ++at) {
-          EXPECT_EQ(batch.positions[at], at - begin);
-          EXPECT_EQ(batch.weights[at] != 0, batch.labels[at] != kNoLabel);
-          num_valid += batch.labels[at] != kNoLabel ? 1 : 0;
-        }
-        if (batch.tokens[begin] == 255) continue;
-        found.insert({batch.tokens.begin() + begin, batch.tokens.begin() + end});
-        work.back() += std::pow(end - begin, 2);
-      }
-      EXPECT_EQ(batch.num_valid, num_valid);
-    }
-    EXPECT_EQ(found, expected);
-    if (fewest == 1) {
-      EXPECT_LE(std::ranges::max(work) - std::ranges::min(work), 40 * 40);
-    }
-  }
 }
 
 /// The reference is the model that they begin with.
