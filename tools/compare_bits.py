@@ -2,11 +2,13 @@
 """Trains small models with two builds of the program and compares what they save, byte by byte.
 
   tools/compare_bits.py BEFORE/tessera build/tessera [--only moe] [--steps 6] [--device cpu|cuda] [--large] [--list]
+      [--set KEY=VALUE ...]
 
 Each case is a configuration: dense, MoE, block-sparse, latent attention, multi-token prediction, mixes of TP, CP, PP and EP,
 full sharding, capacities. Both builds train it from the same seed on the same text; the weights and the optimizer's state of
 the last checkpoint must then be the same bytes. What may differ is listed in MAY_DIFFER with the reason, and is then only
-reported. The exit code is 1 where anything else differs. Cases of several ranks need mpirun.
+reported. The exit code is 1 where anything else differs. Cases of several ranks need mpirun. Keys that are set hold in all cases that
+do not have their own.
 """
 import argparse
 import json
@@ -57,7 +59,7 @@ CASES = {
     "moe-recompute": case(train__recompute='["all"]'),
     "moe-gathers": case(moe__fuse_gather="always", moe__fuse_activation="true"),
     "moe-late-probability": case(moe__memory_efficient="false"),
-    "moe-sizes": case(moe__inner_sizes="[16, 32, 48, 64, 16, 32, 48, 80]"),
+    "moe-sizes": case(moe__num_experts=8, moe__inner_sizes="[16, 32, 48, 64, 16, 32, 48, 80]"),
     "moe-capacity": case(moe__capacity_factor=1.0, moe__pad_to_capacity="true"),
     "moe-capacity-position": case(moe__capacity_factor=0.75, moe__drop_policy="position"),
     "moe-shared": join(SHARED, moe__latent_size=32),
@@ -156,6 +158,7 @@ def cases(options):
 def compare(name, scratch, text, options):
     """What differs between the two builds' checkpoints: None, or a sentence."""
     ranks, settings = cases(options)[name]
+    settings = {**dict(given.split("=", 1) for given in options.set), **settings}
     found = []
     for which, program in (("before", options.before), ("after", options.after)):
         folder = scratch / name / which
@@ -178,6 +181,7 @@ def parse():
     parser.add_argument("--large", action="store_true", help="large layers of two ranks instead, for GPUs")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="such as moe.num_experts=40")
     parser.add_argument("--list", action="store_true")
     return parser.parse_args()
 
