@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <ranges>
 
 #include "cli/commands.h"
 #include "core/file/file.h"
@@ -100,8 +99,8 @@ std::pair<std::string, double> parse_share(const std::string& text) {
   const std::string name = text.substr(0, sign);
   const KernelTable kernels = make_cpu_kernels();
   if (!kernels.contains(name)) {
-    const auto keys = std::views::keys(kernels);
-    const std::vector<std::string> names(keys.begin(), keys.end());
+    std::vector<std::string> names;
+    for (const auto& entry : kernels) names.push_back(entry.first);
     user_error(
         "--operator-share: found \"{}\", which is no operator{}; tessera inspect --program "
         "shows a model's",
