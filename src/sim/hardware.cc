@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <ranges>
 
 #include "core/config/byte_size.h"
 #include "core/text/names.h"
+#include "ops/registry/cpu_kernels.h"
 #include "sim/hardware_texts.h"
 
 namespace tessera {
@@ -27,6 +29,25 @@ KernelSample parse_sample(const std::string& text, const std::string& hardware) 
   return sample;
 }
 
+/// A sample of an unknown operator would be one that nothing ever uses. The CPU's table has the
+/// names of GPUs' operators too: every operator has a kernel there.
+void require_known_operators(const Hardware& hardware, const std::string& where) {
+  const std::vector<KernelSample> samples = hardware.samples();
+  if (samples.empty()) return;
+  const KernelTable kernels = make_cpu_kernels();
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const std::string& name = samples[i].name;
+    if (kernels.contains(name)) continue;
+    const auto keys = std::views::keys(kernels);
+    const std::vector<std::string> names(keys.begin(), keys.end());
+    user_error(
+        "{}: line {} of kernels.measured is \"{}\", but {} is no operator{}; write the name of "
+        "one, "
+        "or leave the line out",
+        where, i + 1, hardware.measured[i], name, did_you_mean(name, names));
+  }
+}
+
 void require_rates(const Hardware& hardware, const std::string& where) {
   const auto need = [&](double value, const char* key) {
     require(value > 0, "{}: {} is missing; it must be above 0", where, key);
@@ -41,7 +62,7 @@ void require_rates(const Hardware& hardware, const std::string& where) {
     require(!text.empty(), "{}: {} is missing; give a size such as \"80GiB\"", where, key);
     parse_byte_size(key, text);
   }
-  hardware.samples();
+  require_known_operators(hardware, where);
 }
 
 }  // namespace
