@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "core/file/file.h"
+#include "core/file/output_path.h"
 #include "core/process/progress.h"
 #include "core/text/names.h"
 #include "ops/registry/cpu_kernels.h"
@@ -417,12 +418,23 @@ double simulate_even(const PlannedLayout& layout, const PlanRequest& request, co
       .seconds;
 }
 
+/// A search may take minutes: what cannot be written is refused before it.
+void check_outputs(const PlanArguments& arguments) {
+  const std::string chakra = arguments.chakra.empty() ? "" : arguments.chakra + ".groups.json";
+  for (const auto& [option, path] :
+       {std::pair("--write", arguments.write), std::pair("--html", arguments.html),
+        std::pair("--trace", arguments.trace), std::pair("--chakra", chakra)}) {
+    if (!path.empty()) check_output_path(option, path);
+  }
+}
+
 }  // namespace
 
 int run_plan(const PlanArguments& arguments, std::ostream& out) {
   require(arguments.chakra.empty() || arguments.gpus <= kMostTraces,
           "--chakra writes a file for each rank, at most {}, but --gpus is {}", kMostTraces,
           arguments.gpus);
+  check_outputs(arguments);
   const PlanRequest request = make_request(arguments);
   const StepWork work(request.hardware, make_options(arguments, request.space.base.model,
                                                      request.space.base.run.cuda_graphs));
