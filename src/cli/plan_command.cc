@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <ranges>
 
 #include "cli/commands.h"
 #include "core/file/file.h"
 #include "core/file/output_path.h"
 #include "core/process/progress.h"
-#include "core/text/names.h"
-#include "ops/registry/cpu_kernels.h"
+#include "ops/registry/operator_names.h"
 #include "train/memory/choose_policy.h"
 #include "train/metrics/step_page.h"
 #include "train/plan/chakra_trace.h"
@@ -99,15 +97,10 @@ std::pair<std::string, double> parse_share(const std::string& text) {
           "reaches, such as attention=0.35",
           text);
   const std::string name = text.substr(0, sign);
-  const KernelTable kernels = make_cpu_kernels();
-  if (!kernels.contains(name)) {
-    const auto keys = std::views::keys(kernels);
-    const std::vector<std::string> names(keys.begin(), keys.end());
-    user_error(
-        "--operator-share: found \"{}\", which is no operator{}; tessera inspect --program "
-        "shows a model's",
-        name, did_you_mean(name, names));
-  }
+  const std::string judged = judge_operator_name(name);
+  require(judged.empty(),
+          "--operator-share: found \"{}\"{}; tessera inspect --program shows a model's", name,
+          judged);
   double share = 1;
   ConfigSchema schema;
   schema.add("share", &share, "", between(0, 1));
