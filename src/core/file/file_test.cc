@@ -1,6 +1,5 @@
 #include "core/file/file.h"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -83,16 +82,6 @@ TEST_F(FileTest, ReplacesInOneStep) {
   replace_file(path, "new");
   EXPECT_EQ(read_text_file(path), "new");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
-}
-
-TEST_F(FileTest, PipesAreWrittenToNotReplaced) {
-  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
-  const FileDescriptor reader(::open((folder_ / "pipe").c_str(), O_RDONLY | O_NONBLOCK));
-  replace_file(folder_ / "pipe", "text");
-  EXPECT_TRUE(fs::is_fifo(folder_ / "pipe"));
-  char found[8] = {};
-  EXPECT_EQ(::read(reader.get(), found, sizeof(found)), 4);
-  EXPECT_STREQ(found, "text");
 }
 
 TEST_F(FileTest, AFailedReplacementKeepsTheOldFile) {

@@ -1,7 +1,9 @@
 #include "core/file/output_path.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -56,6 +58,16 @@ TEST_F(OutputPath, ThatIsNoFilesIsRefused) {
   EXPECT_THAT(refusal(folder_ / "file" / "a"), HasSubstr("file is not a folder"));
   EXPECT_THAT(refusal(folder_ / std::string(300, 'a')), HasSubstr("File name too long"));
   EXPECT_EQ(num_files(), 1);
+}
+
+TEST_F(OutputPath, OfAPipeIsWrittenToAndNotReplaced) {
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  const FileDescriptor reader(::open((folder_ / "pipe").c_str(), O_RDONLY | O_NONBLOCK));
+  replace_file(folder_ / "pipe", "text");
+  EXPECT_TRUE(fs::is_fifo(folder_ / "pipe"));
+  char found[8] = {};
+  EXPECT_EQ(::read(reader.get(), found, sizeof(found)), 4);
+  EXPECT_STREQ(found, "text");
 }
 
 TEST_F(OutputPath, ThatIsClosedIsRefused) {
