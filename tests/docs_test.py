@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_LINES = {"README.md": 150, "design.md": 250}
 MOST_LINES_OF_ENTRY = 8
-FEW_STEPS = ["--train.steps=8", "--train.validation_interval=4", "--optim.warmup_steps=1", "--run.log_interval=4"]
+FEW_STEPS = ["--train.steps=8", "--optim.warmup_steps=1", "--run.log_interval=4"]
 LAUNCHERS = ("tessera", "mpirun", "torchrun", "srun")
 COMMAND = re.compile(rf"(?:{'|'.join(LAUNCHERS)}) |(?:scripts|tools|tests|bench|build)/[\w./-]*\w(?: |$)")
 PLACEHOLDERS = {"--section.key": "--train.steps"}
@@ -128,7 +128,8 @@ def check_configuration(program, words, folder, document, line):
 def shortened(words):
     """The command with less to do where it trains."""
     trains = words[0] in ("train", "dpo", "rl") and not {"--print-config", "--help"} & set(words)
-    return words + FEW_STEPS if trains else words
+    validates = ["--train.validation_interval=4"] if words[0] == "train" else []
+    return words + FEW_STEPS + validates if trains else words
 
 
 def check_command(program, block, line, words, below, folder, document):

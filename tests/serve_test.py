@@ -173,6 +173,8 @@ class Answers(unittest.TestCase):
         self.assertEqual(found["text"], "old king")
         self.assertEqual(found["logprobs"]["tokens"], list("old king"))
         self.assertIsNone(found["logprobs"]["token_logprobs"][0])
+        self.assertIsNone(found["logprobs"]["top_logprobs"][0])
+        self.assertEqual(found["logprobs"]["top_logprobs"][1:], [{}] * 7)
         self.assertEqual(found["logprobs"]["text_offset"], list(range(8)))
         expected = generate("old king", 1, 0)[0]["prompt_tokens"]
         self.assertEqual(found["logprobs"]["token_logprobs"][1:], [t["logprob"] for t in expected])
@@ -232,6 +234,36 @@ class Answers(unittest.TestCase):
                     link.sendall(request)
                     answer = link.recv(65536)
                     self.assertTrue(answer == b"" or re.match(rb"HTTP/1.1 4\d\d", answer), answer)
+        self.assertEqual(self.server.health()["status"], "ok")
+
+    def send_raw(self, request):
+        """What comes until the server ends the connection, within ten seconds."""
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as link:
+            link.sendall(request)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := link.recv(65536):
+                    answer += part
+            return answer
+
+    def test_lengths_that_are_none_end_the_connection(self):
+        health = b"GET /health HTTP/1.1\r\n\r\n"
+        for length in (b"-5", b"-1", b"x", b"1x", b"1 2", b"1, 1", b"+3", b"0x10", b"99999999999999999999",
+                       b"3\r\nContent-Length: 4"):
+            for path in (b"POST /v1/completions", b"GET /health"):
+                with self.subTest(length=length, path=path):
+                    begin = time.monotonic()
+                    answer = self.send_raw(path + b" HTTP/1.1\r\nContent-Length: " + length + b"\r\n\r\n" + health)
+                    self.assertLess(time.monotonic() - begin, 3)
+                    head, body = answer.split(b"\r\n\r\n", 1)
+                    self.assertTrue(head.startswith(b"HTTP/1.1 400"), answer)
+                    self.assertIn(b"Connection: close", head)
+                    self.assertNotIn(b"Keep-Alive", head)
+                    self.assertIn("Content-Length", json.loads(body)["error"]["message"])  # and no second answer
+        for lines in (b"", b"Content-Length:\r\n"):
+            answer = self.send_raw(b"POST /v1/completions HTTP/1.1\r\n" + lines + b"\r\n" + health)
+            self.assertRegex(answer, rb"^HTTP/1.1 411")
+            self.assertEqual(answer.count(b"HTTP/1.1"), 1, answer)
         self.assertEqual(self.server.health()["status"], "ok")
 
     def test_neutral_fields_are_taken(self):
@@ -320,6 +352,15 @@ class Limits(unittest.TestCase):
                 status, body, _ = server.request("GET", "/v1/models", None, headers)
                 self.assertEqual((status, json.loads(body)["error"]["code"]), (401, "invalid_api_key"))
             self.assertEqual(server.request("GET", "/v1/models", None, {"Authorization": "Bearer secret"})[0], 200)
+            # The body that nobody reads is not taken for a request.
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as link:
+                hidden = b"GET /health HTTP/1.1\r\n\r\n"
+                link.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(hidden) + hidden)
+                answer = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while part := link.recv(65536):
+                        answer += part
+                self.assertEqual(answer.count(b"HTTP/1.1"), 1, answer)
             self.assertEqual(server.health()["status"], "ok")
 
     def test_a_stop_lets_a_stream_end(self):

@@ -1,6 +1,7 @@
 """Data for training: texts and token files that `tessera train` reads."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -59,9 +60,9 @@ def write_tokens(prefix: str | os.PathLike[str], documents: Iterable[Any], *, vo
             raise _tessera.Error("write_tokens needs a vocab_size for ids, or a tokenizer for texts")
         vocab_size = tokenizer.vocab_size
     writer = _tessera.TokenWriter(os.fspath(prefix), vocab_size)
-    for document in documents:
+    for number, document in enumerate(documents):
         if not isinstance(document, str):
-            writer.add(as_array(document))
+            writer.add(_as_ids(document, number))
         elif tokenizer is None:
             raise _tessera.Error("write_tokens needs a tokenizer for texts")
         else:
@@ -70,45 +71,120 @@ def write_tokens(prefix: str | os.PathLike[str], documents: Iterable[Any], *, vo
     return writer.num_tokens
 
 
+def _as_ids(document: Any, number: int) -> Any:
+    """A document's ids as an array, whose further rules the native part has."""
+    if hasattr(document, "__dlpack__"):
+        return document
+    import numpy
+
+    with contextlib.suppress(ValueError):  # rows of several lengths
+        ids = numpy.asarray(document)
+        if ids.ndim > 0 and ids.size == 0:  # NumPy takes an empty list for floating-point numbers
+            return numpy.empty(0, numpy.int64)
+        if ids.ndim > 0 and ids.dtype.kind in "iufb":
+            return ids
+    raise _tessera.Error(f"document {number} is {_shown(document)}; expected a text, or ids as whole numbers")
+
+
+def _shown(value: Any) -> str:
+    """A value and its type, not too long."""
+    text = repr(value)
+    return f"{text if len(text) <= 40 else text[:40] + '...'} ({type(value).__name__})"
+
+
 def write_jsonl(path: str | os.PathLike[str], texts: Iterable[str], key: str = "text") -> int:
     """Writes texts as JSON lines, for data.text = path: a document a line. Returns their number."""
     count = 0
     partial = f"{os.fspath(path)}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        for text in texts:
-            json.dump({key: text}, file, ensure_ascii=False)
-            file.write("\n")
-            count += 1
-    os.replace(partial, path)
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            for text in texts:
+                if not isinstance(text, str):
+                    raise _tessera.Error(f"text {count} is {_shown(text)}; expected a str")
+                try:
+                    file.write(json.dumps({key: text}, ensure_ascii=False) + "\n")
+                except UnicodeEncodeError as error:
+                    raise _tessera.Error(f"text {count} is no Unicode: {error}") from error
+                count += 1
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)
+        raise
     return count
 
 
 def read_parquet(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], column: str = "text",
                  batch_rows: int = 1024) -> Iterator[Any]:
-    """The rows of one column of parquet files, one after the other: texts, or arrays of ids.
+    """The rows of one column of parquet files, one after the other: texts, or lists of ids.
 
-    Needs pyarrow. At any moment `batch_rows` rows are in memory.
+    A column of bytes is text in UTF-8, as some programs write it. Rows that are null are left out. Raises Error where a
+    file cannot be read, and where a column is neither text nor lists of whole numbers, or a row of it is not. Needs
+    pyarrow. At any moment `batch_rows` rows are in memory.
     """
     try:
+        import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise _tessera.Error("read_parquet needs pyarrow: pip install pyarrow") from error
+    if batch_rows < 1:
+        raise _tessera.Error(f"batch_rows is {batch_rows}; expected at least 1")
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     for path in paths:
-        file = parquet.ParquetFile(path)
-        if column not in file.schema_arrow.names:
-            raise _tessera.Error(f"{os.fspath(path)} has no column \"{column}\"; it has "
-                                 f"{', '.join(file.schema_arrow.names)}")
-        for batch in file.iter_batches(batch_size=batch_rows, columns=[column]):
-            yield from (value for value in batch.column(0).to_pylist() if value is not None)
+        name = os.fspath(path)
+        rows = 0
+        try:
+            file = parquet.ParquetFile(path)
+            _check_column(pyarrow.types, file.schema_arrow, name, column)
+            for batch in file.iter_batches(batch_size=batch_rows, columns=[column]):
+                values = batch.column(batch.schema.get_field_index(column))
+                for value in values:
+                    if value.is_valid:
+                        yield _document_of(value, f"{name}, row {rows} of \"{column}\"")
+                    rows += 1
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _tessera.Error(f"{name} cannot be read as parquet: {str(error).strip()}") from error
+
+
+def _check_column(types: Any, schema: Any, name: str, column: str) -> None:
+    """Refuses a column that is not there once, or of another type than texts and ids."""
+    found = schema.names.count(column)
+    if found == 0:
+        raise _tessera.Error(f"{name} has no column \"{column}\"; it has {', '.join(schema.names) or 'none'}")
+    if found > 1:
+        raise _tessera.Error(f"{name} has {found} columns \"{column}\"; expected one")
+    kind = schema.field(column).type
+    own = kind.value_type if types.is_dictionary(kind) else kind
+    is_text = any(of(own) for of in (types.is_string, types.is_large_string, types.is_string_view, types.is_binary,
+                                     types.is_large_binary, types.is_binary_view, types.is_null))
+    is_list = any(of(own) for of in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+    if not is_text and not (is_list and types.is_integer(own.value_type)):
+        raise _tessera.Error(f"{name}: column \"{column}\" is of the type {kind}; expected texts, or lists of whole "
+                             "numbers")
+
+
+def _document_of(value: Any, place: str) -> Any:
+    try:
+        document = value.as_py()
+        if isinstance(document, bytes):
+            document = document.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _tessera.Error(f"{place} is not valid UTF-8: {error}") from error
+    if isinstance(document, list) and None in document:
+        raise _tessera.Error(f"{place} has a null among its ids")
+    return document
 
 
 def read_dataset(dataset: Any, column: str = "text") -> Iterator[Any]:
-    """One column of a dataset of Hugging Face's `datasets`, streamed or not: texts, or ids such as "input_ids"."""
+    """One column of a dataset of Hugging Face's `datasets`, streamed or not: texts, or ids such as "input_ids".
+
+    Rows that are None are left out.
+    """
     names = getattr(dataset, "column_names", None)
     if names is not None and column not in names:
         found = ", ".join(names) if not isinstance(names, dict) else f"the splits {', '.join(names)}; choose one"
         raise _tessera.Error(f"the dataset has no column \"{column}\"; it has {found}")
     for row in dataset:
-        yield row[column]
+        if row[column] is not None:
+            yield row[column]

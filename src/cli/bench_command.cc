@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "core/file/file.h"
+#include "core/file/output_path.h"
 #include "core/memory.h"
 #include "core/process/progress.h"
 #include "train/bench/bench_layer.h"
@@ -260,6 +261,7 @@ Settings with_choice(Settings settings, const StepBenchResult& result) {
 }
 
 int run_calibration(const BenchArguments& arguments, const Settings& settings) {
+  check_output_path("--calibrate", arguments.calibration);
   Hardware base;
   if (arguments.hardware.empty()) {
     base.on_host = choose_backend(settings).is_host();
@@ -291,7 +293,7 @@ int run_bench(const BenchArguments& arguments) {
   if (!arguments.calibration.empty()) return run_calibration(arguments, settings);
   if (arguments.tiles) return print_tiles(settings, arguments);
   if (!arguments.layer.empty()) return run_layer_bench(settings, arguments);
-  if (!arguments.trace.empty()) check_trace_file(arguments.trace);
+  if (!arguments.trace.empty()) check_output_path("--trace", arguments.trace);
   std::optional<StepWork> work;
   if (!arguments.hardware.empty()) {
     SimulationOptions as_run;

@@ -3,6 +3,7 @@
 
 #include "cli/commands.h"
 #include "core/file/file.h"
+#include "core/file/output_path.h"
 #include "core/process/progress.h"
 #include "step/print_plan.h"
 #include "train/memory/planned_rank.h"
@@ -54,6 +55,7 @@ void write_page(const Settings& settings, const StepPlans& step, const std::stri
 }  // namespace
 
 void show_step(const Settings& settings, int64_t num_ranks, const InspectArguments& arguments) {
+  if (!arguments.step_html.empty()) check_output_path("--step-html", arguments.step_html);
   const StepPlans step = make_plans(settings, num_ranks);
   if (!arguments.step_html.empty()) write_page(settings, step, arguments.step_html);
   if (!arguments.step) return;

@@ -5,6 +5,7 @@
 #include "cli/commands.h"
 #include "core/error.h"
 #include "core/file/file.h"
+#include "core/file/output_path.h"
 #include "train/infer/logits.h"
 #include "train/infer/multiple_choice.h"
 
@@ -131,6 +132,7 @@ int run_generate(const GenerateArguments& arguments) {
 }
 
 int run_eval(const EvalArguments& arguments) {
+  if (!arguments.input_ids.empty()) check_output_path("--logits", arguments.logits);
   LoadedModel model(arguments.checkpoint, arguments.device,
                     judge(arguments.request.allow_nonfinite));
   print_notes(model.notes());

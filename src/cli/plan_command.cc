@@ -6,9 +6,9 @@
 
 #include "cli/commands.h"
 #include "core/file/file.h"
+#include "core/file/output_path.h"
 #include "core/process/progress.h"
-#include "core/text/names.h"
-#include "ops/registry/cpu_kernels.h"
+#include "ops/registry/operator_names.h"
 #include "train/memory/choose_policy.h"
 #include "train/metrics/step_page.h"
 #include "train/plan/chakra_trace.h"
@@ -97,15 +97,10 @@ std::pair<std::string, double> parse_share(const std::string& text) {
           "reaches, such as attention=0.35",
           text);
   const std::string name = text.substr(0, sign);
-  const KernelTable kernels = make_cpu_kernels();
-  if (!kernels.contains(name)) {
-    std::vector<std::string> names;
-    for (const auto& entry : kernels) names.push_back(entry.first);
-    user_error(
-        "--operator-share: found \"{}\", which is no operator{}; tessera inspect --program "
-        "shows a model's",
-        name, did_you_mean(name, names));
-  }
+  const std::string judged = judge_operator_name(name);
+  require(judged.empty(),
+          "--operator-share: found \"{}\"{}; tessera inspect --program shows a model's", name,
+          judged);
   double share = 1;
   ConfigSchema schema;
   schema.add("share", &share, "", between(0, 1));
@@ -416,12 +411,23 @@ double simulate_even(const PlannedLayout& layout, const PlanRequest& request, co
       .seconds;
 }
 
+/// A search may take minutes: what cannot be written is refused before it.
+void check_outputs(const PlanArguments& arguments) {
+  const std::string chakra = arguments.chakra.empty() ? "" : arguments.chakra + ".groups.json";
+  for (const auto& [option, path] :
+       {std::pair("--write", arguments.write), std::pair("--html", arguments.html),
+        std::pair("--trace", arguments.trace), std::pair("--chakra", chakra)}) {
+    if (!path.empty()) check_output_path(option, path);
+  }
+}
+
 }  // namespace
 
 int run_plan(const PlanArguments& arguments, std::ostream& out) {
   require(arguments.chakra.empty() || arguments.gpus <= kMostTraces,
           "--chakra writes a file for each rank, at most {}, but --gpus is {}", kMostTraces,
           arguments.gpus);
+  check_outputs(arguments);
   const PlanRequest request = make_request(arguments);
   const StepWork work(request.hardware, make_options(arguments, request.space.base.model,
                                                      request.space.base.run.cuda_graphs));

@@ -7,6 +7,8 @@
 
 #include "cli/commands.h"
 #include "core/error.h"
+#include "core/file/file.h"
+#include "core/file/output_path.h"
 #include "core/memory.h"
 #include "core/process/progress.h"
 #include "core/process/stopwatch.h"
@@ -102,6 +104,12 @@ void validate(const TokenizeArguments& arguments) {
 int run_tokenize(const TokenizeArguments& arguments) {
   validate(arguments);
   if (!arguments.training.path.empty()) {
+    check_output_path("--train", arguments.training.path);
+    if (!arguments.request.prefix.empty()) {
+      const std::filesystem::path tokens = arguments.request.prefix + ".bin";
+      if (tokens.has_parent_path()) make_folder(tokens.parent_path());
+      check_output_path("--output", tokens);
+    }
     train_tokenizer(arguments.training, arguments.request.source, arguments.json);
     if (arguments.request.prefix.empty()) return 0;
   }

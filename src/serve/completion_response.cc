@@ -109,7 +109,9 @@ Json CompletionResponse::logprobs_json(const TextPiece& piece) const {
     Json others = Json::object();
     for (const GeneratedToken& other : token.alternatives)
       others[token_text(other.id)] = number_or_null(other.log_probability);
-    alternatives.push_back(others);
+    // The first of a prompt, which nothing predicts, has none rather than no others.
+    const bool unknown = std::isnan(token.token.log_probability) && token.alternatives.empty();
+    alternatives.push_back(unknown ? Json() : others);
   }
   return {{"tokens", tokens},
           {"token_logprobs", values},

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -80,6 +81,40 @@ void answer(Response& response, const Json& body) {
 void answer(Response& response, const ApiError& error) {
   response.status = error.status();
   answer(response, error.body());
+}
+
+/// Answers without the request's body having been read, which would be taken for the next request:
+/// so the connection ends with the answer.
+void answer_and_end(Response& response, const ApiError& error) {
+  response.status = error.status();
+  response.set_header("Connection", "close");
+  const std::string body = error.body().dump(-1, ' ', false, Json::error_handler_t::replace);
+  response.set_content_provider(body.size(), kJson,
+                                [body](size_t offset, size_t length, DataSink& sink) {
+                                  sink.write(body.data() + offset, length);
+                                  return false;  // httplib keeps connections whose answers succeed
+                                });
+}
+
+bool ends_connection(const Response& response) {
+  return response.get_header_value("Connection") == "close";
+}
+
+/// Throws ApiError where it cannot be told where the request's body ends; httplib would read until
+/// the client goes away.
+void check_length(const Request& request) {
+  const size_t count = request.get_header_value_count("Content-Length");
+  if (count == 0 && request.method == "POST" && !request.has_header("Transfer-Encoding"))
+    throw ApiError(411, "invalid_request_error", "there is no header Content-Length");
+  for (size_t i = 0; i < count; ++i) {
+    const std::string text = request.get_header_value("Content-Length", i);
+    uint64_t length = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), length);
+    if (count == 1 && error == std::errc() && end == text.data() + text.size()) continue;
+    throw ApiError(400, "invalid_request_error",
+                   count > 1 ? fmt::format("there are {} headers Content-Length", count)
+                             : fmt::format("Content-Length is '{}', not a number of bytes", text));
+  }
 }
 
 /// The error for a status that httplib itself answers with.
@@ -217,10 +252,20 @@ struct CompletionServer::Impl {
 
   void set_handlers() {
     http.set_pre_routing_handler([this](const Request& request, Response& response) {
-      return check_key(request, response);
+      try {
+        check_length(request);
+        check_key(request);
+      } catch (const ApiError& error) {
+        answer_and_end(response, error);
+        return httplib::Server::HandlerResponse::Handled;
+      }
+      return httplib::Server::HandlerResponse::Unhandled;
+    });
+    http.set_post_routing_handler([](const Request& /*request*/, Response& response) {
+      if (ends_connection(response)) response.headers.erase("Keep-Alive");
     });
     http.set_error_handler([](const Request& request, Response& response) {
-      if (!response.body.empty()) return;
+      if (!response.body.empty() || ends_connection(response)) return;
       answer(response, error_of_status(request, response));
     });
     http.set_exception_handler([](const Request& /*request*/, Response& response,
@@ -243,16 +288,13 @@ struct CompletionServer::Impl {
     }
   }
 
-  httplib::Server::HandlerResponse check_key(const Request& request, Response& response) const {
-    using Handling = httplib::Server::HandlerResponse;
-    if (options.api_key.empty() || request.path == kHealth) return Handling::Unhandled;
-    if (same_secret(request.get_header_value("Authorization"), "Bearer " + options.api_key))
-      return Handling::Unhandled;
-    answer(response, ApiError(401, "invalid_request_error",
-                              "the API key is missing or wrong; give it as 'Authorization: Bearer "
-                              "KEY'",
-                              "", "invalid_api_key"));
-    return Handling::Handled;
+  /// Throws ApiError where the request lacks the key.
+  void check_key(const Request& request) const {
+    if (options.api_key.empty() || request.path == kHealth) return;
+    if (same_secret(request.get_header_value("Authorization"), "Bearer " + options.api_key)) return;
+    throw ApiError(401, "invalid_request_error",
+                   "the API key is missing or wrong; give it as 'Authorization: Bearer KEY'", "",
+                   "invalid_api_key");
   }
 
   static void refuse(Response& response, const std::exception_ptr& error) {

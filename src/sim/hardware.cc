@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "core/config/byte_size.h"
 #include "core/text/names.h"
+#include "ops/registry/operator_names.h"
 #include "sim/hardware_texts.h"
 
 namespace tessera {
@@ -27,6 +29,21 @@ KernelSample parse_sample(const std::string& text, const std::string& hardware) 
   return sample;
 }
 
+/// A sample of an unknown operator would be one that nothing ever uses.
+void require_known_operators(const Hardware& hardware, const std::string& where) {
+  std::set<std::string> known;
+  const std::vector<KernelSample> samples = hardware.samples();
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const std::string& name = samples[i].name;
+    if (!known.insert(name).second) continue;
+    const std::string judged = judge_operator_name(name);
+    require(judged.empty(),
+            "{}: line {} of kernels.measured is \"{}\"; found \"{}\"{}; write the name of one, or "
+            "leave the line out",
+            where, i + 1, hardware.measured[i], name, judged);
+  }
+}
+
 void require_rates(const Hardware& hardware, const std::string& where) {
   const auto need = [&](double value, const char* key) {
     require(value > 0, "{}: {} is missing; it must be above 0", where, key);
@@ -41,7 +58,7 @@ void require_rates(const Hardware& hardware, const std::string& where) {
     require(!text.empty(), "{}: {} is missing; give a size such as \"80GiB\"", where, key);
     parse_byte_size(key, text);
   }
-  hardware.samples();
+  require_known_operators(hardware, where);
 }
 
 }  // namespace

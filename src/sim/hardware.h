@@ -81,7 +81,7 @@ ConfigSchema make_hardware_schema(Hardware& hardware);
 
 /// Hardware by the name of a description that comes with the program (hardware_names), or by the
 /// path of a file in the same form. Throws UserError for what is neither, for unknown keys, rates
-/// that are missing, and measurements that cannot be read.
+/// that are missing, and measurements that cannot be read or are of unknown operators.
 Hardware load_hardware(const std::string& name_or_path);
 
 /// A file that load_hardware reads.

@@ -61,7 +61,7 @@ TEST_F(HardwareFile, ComesWithTheProgram) {
 TEST_F(HardwareFile, IsReadAsItIsWritten) {
   Hardware hardware = load_hardware(write(kRates));
   hardware.measured = {format_sample({"linear", "bf16", 2e9, 3e6, 1.5e-3}),
-                       format_sample({"rms_norm", "f32", 0, 4096, 2e-6})};
+                       format_sample({"rmsnorm", "f32", 0, 4096, 2e-6})};
   hardware.gap_microseconds = 2.5;
   const Hardware again = load_hardware(write(write_hardware(hardware)));
   EXPECT_EQ(write_hardware(again), write_hardware(hardware));
@@ -98,6 +98,21 @@ TEST_F(HardwareFile, OfOtherContentsIsRefused) {
        {"linear bf16 1 1", "linear bf16 1 1 0", "linear bf16 -1 1 1", "linear bf16 1 1 1 1", ""})
     EXPECT_THAT(with_kernels(fmt::format("measured = [\"{}\"]", sample)),
                 AllOf(HasSubstr("kernels.measured"), HasSubstr(fmt::format("\"{}\"", sample))));
+}
+
+TEST_F(HardwareFile, OfUnknownOperatorsIsRefused) {
+  const auto with_samples = [&](const std::string& samples) {
+    return refusal(fmt::format("{}[kernels]\nmeasured = [{}]\n", kRates, samples));
+  };
+  EXPECT_THAT(
+      with_samples("\"linear bf16 1 1 1\", \"foo bf16 0 1 1\""),
+      AllOf(HasSubstr("machine.toml: line 2 of kernels.measured is \"foo bf16 0 1 1\""),
+            HasSubstr("found \"foo\", which is no operator"), HasSubstr("leave the line out")));
+  EXPECT_THAT(with_samples("\"atention bf16 0 1 1\""), HasSubstr("did you mean 'attention'?"));
+  // What only GPUs, or only ranks beside others, run.
+  for (const char* name : {"joined_linear", "activated_product", "all_to_all_v_on_device",
+                           "dispatch_plan_on_device", "scaled_grouped_wgrad"})
+    EXPECT_EQ(with_samples(fmt::format("\"{} bf16 0 1 1\"", name)), "") << name;
 }
 
 TEST(Hardware, ProductsKeepUpAShareOfTheirRates) {

@@ -113,6 +113,36 @@ TEST_F(CliOutput, OtherCommandsEndQuietlyWithoutAReader) {
   EXPECT_THAT(told.err, StartsWith("tessera: standard output: Broken pipe"));
 }
 
+TEST_F(CliOutput, FilesThatCannotBeWrittenAreRefusedBeforeTheWork) {
+  const Arguments bench = {"bench", "--model.preset=tiny", "--model.vocab_size=64"};
+  // A search of hours, were it begun.
+  const Arguments plan = {"plan", "--hardware=h100-ib", "--gpus=256", "--model.preset=deepseek-v3",
+                          "--model.vocab_size=64"};
+  const Arguments step = {"inspect", "--model.preset=tiny"};
+  const Arguments tokenize = {"tokenize", path("text.txt"), "--vocab-size=300"};
+  const std::vector<std::pair<Arguments, std::string>> cases = {
+      {bench, "--calibrate"}, {bench, "--trace"},       {plan, "--write"},
+      {plan, "--html"},       {plan, "--trace"},        {step, "--step-html"},
+      {tokenize, "--train"},  {train("new"), "--trace"}};
+  for (const auto& [command, option] : cases) {
+    for (const auto& [where, why] : {std::pair(folder_.string(), "it is a folder"),
+                                     std::pair(path("none/file"), "there is no folder")}) {
+      Arguments all = command;
+      all.push_back(fmt::format("{}={}", option, where));
+      expect_refused(all, {fmt::format("{}: cannot write {}", option, where), why});
+    }
+  }
+  expect_refused({"eval", path("none"), "--input-ids=ids", "--logits=" + path("none/logits")},
+                 {"--logits: cannot write"});
+  Arguments chakra = plan;
+  chakra.push_back("--chakra=" + path("none/step"));
+  expect_refused(chakra, {"--chakra: cannot write", "there is no folder"});
+  Arguments both = tokenize;
+  both.insert(both.end(),
+              {"--train=" + path("learned.json"), "--output=" + path("text.txt/tokens")});
+  expect_refused(both, {"text.txt"});
+}
+
 TEST_F(CliOutput, FilesOnAFullDiskAreNamed) {
   const Finished trace = run_tessera(train("traced", {"--trace=/dev/full"}));
   EXPECT_EQ(trace.code, 2);

@@ -179,6 +179,9 @@ void write_file_synced(const fs::path& path, std::string_view text) {
 }
 
 void replace_file(const fs::path& path, std::string_view text) {
+  std::error_code unknown;
+  // A device or pipe takes what is written to it; in its place there would be a file.
+  if (fs::is_other(path, unknown)) return write_file_synced(path, text);
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const fs::path temporary =
       folder / unique_name(fmt::format(".tmp-{}-", path.filename().string()));

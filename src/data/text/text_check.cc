@@ -16,6 +16,11 @@ void TextDamage::add(const TextDamage& later) {
 
 TextDamage check_text(std::string_view text, const std::filesystem::path& path, int64_t offset) {
   const size_t nul = text.find('\0');
+  const bool is_parquet = offset == 0 && text.starts_with("PAR1");
+  require(nul == std::string_view::npos || !is_parquet,
+          "{} is no text but Parquet; read_parquet of the Python module gives its documents, and "
+          "write_jsonl or write_tokens a file of them",
+          path.string());
   require(nul == std::string_view::npos,
           "{} is no text: it has a NUL byte at offset {}; leave binary files out, and convert "
           "UTF-16 to UTF-8",

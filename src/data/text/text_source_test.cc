@@ -109,6 +109,9 @@ TEST_F(TextSourceTest, RefusesBinaryFiles) {
   const std::string nul = write("nul.bin", std::string("abc\0def", 7));
   EXPECT_THAT(error_of([&] { documents(source_of(nul)); }),
               HasSubstr("nul.bin is no text: it has a NUL byte at offset 3"));
+  const std::string parquet = write("a.parquet", std::string("PAR1\x15\0\x15", 7));
+  EXPECT_THAT(error_of([&] { documents(source_of(parquet)); }),
+              HasSubstr("a.parquet is no text but Parquet; read_parquet of the Python module"));
   const std::string latin = write("latin.txt", std::string(500, 'a') + "\xE9" + "bc");
   EXPECT_THAT(error_of([&] { documents(source_of(latin)); }),
               HasSubstr("1 bytes are invalid, the first at offset 500"));

@@ -1,9 +1,6 @@
 #include "train/run/trace.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -148,19 +145,13 @@ std::string TraceRecorder::to_json(int64_t rank) const {
   return fmt::format("{}", fmt::join(parts, ",\n"));
 }
 
-void check_trace_file(const std::filesystem::path& file) {
-  const std::ofstream opened(file, std::ios::app);
-  require(opened.good(), "the trace cannot be written to {}: {}", file.string(),
-          std::strerror(errno));
-}
-
 void write_trace(const TraceRecorder& recorder, const std::filesystem::path& file,
                  Communicator& world) {
   const auto ranks = gather_texts(world, recorder.to_json(world.rank()));
   together(world, [&] {
     if (world.rank() != 0) return;
-    write_file_synced(file, fmt::format("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}\n]}}\n",
-                                        fmt::join(ranks, ",\n")));
+    replace_file(file, fmt::format("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}\n]}}\n",
+                                   fmt::join(ranks, ",\n")));
   });
 }
 

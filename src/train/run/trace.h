@@ -77,10 +77,6 @@ class TraceRecorder {
   CommStatistics* watched_ = nullptr;
 };
 
-/// Refuses a file that cannot be written, before the run whose trace goes there; an empty one may
-/// stay. Throws UserError.
-void check_trace_file(const std::filesystem::path& file);
-
 /// Writes the events of all ranks into one file. All ranks call; rank 0 writes. Throws UserError
 /// where it cannot.
 void write_trace(const TraceRecorder& recorder, const std::filesystem::path& file,

@@ -7,6 +7,7 @@
 #include "checkpoint/together.h"
 #include "comm/error.h"
 #include "core/file/file.h"
+#include "core/file/output_path.h"
 #include "core/process/stopwatch.h"
 #include "train/metrics/writer.h"
 #include "train/plan/simulated_step.h"
@@ -345,7 +346,7 @@ struct TrainingRun::Parts {
     together(*all, [&] {
       if (world.rank() != 0) return;
       lock.emplace(settings.run.folder);
-      if (!request.trace.empty()) check_trace_file(request.trace);
+      if (!request.trace.empty()) check_output_path("--trace", request.trace);
     });
     const bool left_copies = !settings.peer.copy && PeerCopies::remove_left(settings, *all);
     check_devices(settings, world);

@@ -436,6 +436,10 @@ void validate_objective(const Settings& settings) {
   refuse(!data.text.empty(), "data.text", "which has data of its own");
   refuse(!data.tokens.empty(), "data.tokens", "which has data of its own");
   refuse(!data.blend.empty(), "data.blend", "which has data of its own");
+  const int64_t interval = settings.train.validation_interval;
+  // The default stands in the configuration that a run writes, and says nothing.
+  refuse(interval > 0 && interval != TrainSettings().validation_interval,
+         "train.validation_interval", "which holds nothing out to validate on");
   require(settings.model.mtp_layers == 0,
           "model.mtp_layers is set, but train.objective is \"{}\", which says nothing of tokens "
           "further on; set it to 0, which leaves its layers out",

@@ -438,6 +438,8 @@ TEST_F(TuneRun, WhatCannotBeTrainedIsRefused) {
               HasSubstr("moe.capacity_factor is set"));
   EXPECT_THAT(refused([](Settings& s) { s.data.text = "a.txt"; }), HasSubstr("data.text is set"));
   EXPECT_THAT(refused([](Settings& s) { s.data.tokens = "a"; }), HasSubstr("data.tokens is set"));
+  EXPECT_THAT(refused([](Settings& s) { s.train.validation_interval = 50; }),
+              HasSubstr("train.validation_interval is set, but train.objective is \"grpo\""));
   EXPECT_THAT(refused([](Settings& s) { s.rl.reward_command = "exit 1"; }),
               HasSubstr("exit code 1"));
   own = dpo_settings("refused");
