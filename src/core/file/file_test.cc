@@ -50,7 +50,7 @@ TEST_F(FileTest, MovesAMapping) {
   write_file_synced(folder_ / "a", "text");
   MappedFile first(folder_ / "a");
   MappedFile second(std::move(first));
-  EXPECT_EQ(first.num_bytes(), 0);
+  EXPECT_EQ(second.num_bytes(), 4);
   first = std::move(second);
   EXPECT_EQ(first.num_bytes(), 4);
 }
