@@ -6,8 +6,6 @@
 //   ops_bench [tokens hidden]
 
 #include <fmt/format.h>
-#include <omp.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,6 +16,7 @@
 
 #include "core/memory.h"
 #include "core/random.h"
+#include "cpu_time.h"
 #include "ops/activation/activation.h"
 #include "ops/add/add.h"
 #include "ops/embedding/embedding.h"
@@ -31,19 +30,6 @@ namespace {
 
 constexpr int kRounds = 15;
 constexpr int64_t kVocab = 32768;
-
-/// Time in seconds: with one thread that of the CPU, which other processes do not change.
-double now() {
-  timespec time{};
-  clock_gettime(omp_get_max_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double seconds(const std::function<void()>& work) {
-  const double start = now();
-  work();
-  return now() - start;
-}
 
 OwnedTensor random_tensor(const ValueType& type) {
   OwnedTensor tensor(type.dtype, type.shape);
@@ -119,8 +105,8 @@ void report(const KernelTable& kernels, DType dtype, OperatorPtr op,
   double kernel_best = 1e30;
   double copy_best = 1e30;
   for (int round = 0; round < kRounds; ++round) {
-    copy_best = std::min(copy_best, seconds([&] { copy.run(); }));
-    kernel_best = std::min(kernel_best, seconds([&] { call.run(); }));
+    copy_best = std::min(copy_best, cpu_seconds([&] { copy.run(); }));
+    kernel_best = std::min(kernel_best, cpu_seconds([&] { call.run(); }));
   }
   fmt::print("{:4} {:34} {:7.1f} GB/s {:6.0f} % of a copy\n", dtype_name(dtype), name,
              call.cost().bytes / kernel_best * 1e-9, 100.0 * copy_best / kernel_best);
@@ -166,7 +152,7 @@ void report_product(const KernelTable& kernels, DType dtype, OperatorPtr op,
   const Call call(kernels, std::move(op), inputs);
   double best = 1e30;
   for (int round = 0; round < kRounds; ++round) {
-    best = std::min(best, seconds([&] { call.run(); }));
+    best = std::min(best, cpu_seconds([&] { call.run(); }));
   }
   fmt::print("{:4} {:14} {} x {} {:7.0f} GFLOP/s\n", dtype_name(dtype), name,
              inputs[0].shape.to_string(), inputs[1].shape.to_string(),

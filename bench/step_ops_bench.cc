@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 #include <omp.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -20,6 +19,7 @@
 
 #include "core/memory.h"
 #include "core/random.h"
+#include "cpu_time.h"
 #include "ops/adamw/adamw.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grad_norm/grad_norm.h"
@@ -43,19 +43,6 @@ struct BenchOptions {
   int rounds = 7;
   std::string_view wanted;
 };
-
-/// Time in seconds: with one thread that of the CPU.
-double now() {
-  timespec time{};
-  clock_gettime(omp_get_max_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double seconds(const std::function<void()>& work) {
-  const double start = now();
-  work();
-  return now() - start;
-}
 
 double median(std::vector<double> values) {
   std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
@@ -107,7 +94,7 @@ class Bench {
     add_route_map_cpu(kernels_);
     add_router_cpu(kernels_);
     std::vector<double> times;
-    for (int round = 0; round < 7; ++round) times.push_back(seconds([&] { copy_.run(); }));
+    for (int round = 0; round < 7; ++round) times.push_back(cpu_seconds([&] { copy_.run(); }));
     copy_rate_ = Copy::kMoved / median(times);
     fmt::print("{} threads, a copy {:.1f} GB/s\n{:32} {:>5} {:>9} {:>7} {:>7} {:>9}\n",
                omp_get_max_threads(), copy_rate_ * 1e-9, dtype_name(options.dtype), "calls", "us",
@@ -141,7 +128,7 @@ class Bench {
     std::vector<double> times;
     for (int round = 0; round < options_.rounds; ++round) {
       copy_.run();
-      times.push_back(seconds(call));
+      times.push_back(cpu_seconds(call));
     }
     const double time = median(std::move(times));
     total_ += time * calls;
