@@ -263,21 +263,6 @@ __device__ __forceinline__ void store(Value* results, const Params& params,
   if (leader) commit_stores();
 }
 
-/// Whether the phase of this parity has ended; does not wait.
-__device__ __forceinline__ bool has_ended(const Barrier& barrier, uint32_t parity) {
-  uint32_t ended;
-  asm volatile(
-      "{\n"
-      ".reg .pred ended;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, ended;\n"
-      "}\n"
-      : "=r"(ended)
-      : "r"(shared_address(&barrier)), "r"(parity)
-      : "memory");
-  return ended != 0;
-}
-
 /// What describe_tile<TileMajor::kReduction> says beside a tile's address, which alone is kept and
 /// told to be the same in all lanes: more would wait for uniform registers before the products.
 constexpr uint64_t kTileLayout = uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | 1 << 16;
@@ -328,7 +313,7 @@ __device__ __forceinline__ void multiply(Shared<kColumns>& shared, const Params&
     cursor.advance();
     tokens = find_tokens(cursor.stage);
     weight = find_weight(cursor.stage);
-    is_full = has_ended(shared.full[cursor.stage], cursor.parity);
+    is_full = shared.full[cursor.stage].has_ended(cursor.parity);
     wait_products<0>();
     fence_values(d);
     release(shared, stage);

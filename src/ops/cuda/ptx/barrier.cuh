@@ -49,6 +49,20 @@ struct Barrier {
         "r"(cluster_rank), "r"(num_bytes)
         : "memory");
   }
+  /// Whether the phase of this parity has ended; does not wait.
+  __device__ __forceinline__ bool has_ended(uint32_t parity) const {
+    uint32_t ended;
+    asm volatile(
+        "{\n"
+        ".reg .pred ended;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, ended;\n"
+        "}\n"
+        : "=r"(ended)
+        : "r"(shared_address(this)), "r"(parity)
+        : "memory");
+    return ended != 0;
+  }
   /// Waits for the end of the phase of this parity.
   __device__ __forceinline__ void wait(uint32_t parity) {
     asm volatile(
