@@ -40,7 +40,8 @@ LAYOUTS = {
     "stages": ["--parallel.pp=2"],
     "weights": ["--parallel.tp=2", "--parallel.etp=2"],
 }
-HOST_HAS_NONE = ["--parallel.exchange=direct"]
+# Between processors there is no direct exchange.
+ON_CPU = {"--parallel.exchange=direct": "--parallel.exchange=bounded"}
 
 
 def write_text(path):
@@ -165,7 +166,7 @@ def check(options, turn, name):
     draw = random.Random(f"{options.seed} {turn} {name}")
     layout, more = list(LAYOUTS.items())[turn % len(LAYOUTS)]
     if options.device == "cpu":
-        more = [option for option in more if option not in HOST_HAS_NONE]
+        more = [ON_CPU.get(option, option) for option in more]
     with tempfile.TemporaryDirectory() as scratch:
         write_text(f"{scratch}/text.txt")
         folder = f"{scratch}/run"

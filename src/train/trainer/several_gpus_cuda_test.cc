@@ -211,7 +211,7 @@ TEST_F(SeveralGpus, RoundedGradientsAgreeWithinTheirRounding) {
   }
 }
 
-/// Layers that hand a state from token to token, four of each kind before one that attends.
+/// Layers that hand a state from token to token: three of a kind before one that attends.
 struct ScanLayers {
   const char* name;
   void (*set)(ModelConfig&);
