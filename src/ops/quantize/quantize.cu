@@ -1,6 +1,7 @@
 // Elements stay in registers between finding the largest of those that share a scale and the cast.
-// Blocks of 1 × 128 have 16 threads each; rows, and blocks of several rows, a warp or a block of
-// threads, which reads the elements twice where they are more than its registers hold.
+// Blocks of 1 × 128 have 16 threads each, those of 128 × 128 a block of threads; rows, and blocks
+// of other sizes, a warp or a block of threads, which reads the elements twice where they are more
+// than its registers hold.
 #include "ops/cuda/vector.cuh"
 #include "ops/quantize/fp8_cast.cuh"
 #include "ops/quantize/quantize_kernels.h"
@@ -16,6 +17,14 @@ constexpr int kShortBlock = 128;
 constexpr int kShortPacks = 4;
 constexpr int kShortThreads = 256;
 
+constexpr int kRowThreads = 128;  // of whole rows
+
+// Of blocks of 128 × 128.
+constexpr int kSquare = 128;
+constexpr int kSquareThreads = 256;
+/// What a grid has in its dims but the first.
+constexpr int64_t kMostDown = 65535;
+
 /// The elements of one scale.
 struct ScaledBox {
   int64_t first = 0;  // of the matrix
@@ -23,7 +32,7 @@ struct ScaledBox {
   int num_columns = 0;
 };
 
-/// The largest of all threads' values that share a scale: one warp, or all of a block of threads.
+/// The largest of the values of threads that share a scale: a warp, or several one after the other.
 __device__ __forceinline__ float find_largest(float value, int num_threads) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0U, value, step));
@@ -31,8 +40,8 @@ __device__ __forceinline__ float find_largest(float value, int num_threads) {
   __shared__ float largest[kMaxThreads / 32];
   if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = value;
   __syncthreads();
-  value = largest[0];
-  for (int warp = 1; warp < num_threads / 32; ++warp) value = fmaxf(value, largest[warp]);
+  const int first = static_cast<int>(threadIdx.x) / num_threads * (num_threads / 32);
+  for (int warp = 0; warp < num_threads / 32; ++warp) value = fmaxf(value, largest[first + warp]);
   return value;
 }
 
@@ -128,6 +137,83 @@ __global__ void __launch_bounds__(kShortThreads) quantize_short_kernel(const Qua
   }
 }
 
+/// Whole rows of at most 32 · kPacksOfRow packs, several a warp.
+template <typename T, bool kE4m3, int kPacksOfRow>
+__global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const QuantizedRows rows) {
+  wait_for_earlier();
+  constexpr int kWidth = 8;
+  constexpr int kRows = kPacks / kPacksOfRow;
+  const int64_t in_use = rows.extent == nullptr ? rows.num_rows : min(*rows.extent, rows.num_rows);
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / 32;
+  const int64_t first = warp * kRows;
+  const int left = static_cast<int>(min(in_use - first, int64_t{kRows}));
+  if (left <= 0) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int num_packs = static_cast<int>(rows.num_columns) / kWidth;
+  const int64_t place = first * rows.num_columns + lane * kWidth;
+  const T* const x = static_cast<const T*>(rows.x) + place;
+  Pack<T, kWidth> kept[kRows][kPacksOfRow];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kPacksOfRow; ++i) {
+      kept[r][i] = {};
+      if (r < left && lane + 32 * i < num_packs)
+        kept[r][i] = load_pack_once<kWidth>(x + r * rows.num_columns + 32 * kWidth * i);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= left) break;
+    float own = 0;
+#pragma unroll
+    for (int i = 0; i < kPacksOfRow; ++i) own = largest_in(kept[r][i], own);
+    const float scale = scale_for<kE4m3>(find_largest(own, 32));
+    const float factor = __frcp_rn(scale);
+    auto* const y = static_cast<uint8_t*>(rows.y) + place + r * rows.num_columns;
+#pragma unroll
+    for (int i = 0; i < kPacksOfRow; ++i)
+      if (lane + 32 * i < num_packs) store(y + 32 * kWidth * i, cast<kE4m3>(kept[r][i], factor));
+    if (lane == 0) rows.scales[first + r] = scale;
+  }
+}
+
+/// Blocks of 128 × 128 of rows that are multiples of 8: each thread has 8 columns of 8 rows.
+template <typename T, bool kE4m3>
+__global__ void __launch_bounds__(kSquareThreads) quantize_square_kernel(const QuantizedRows rows) {
+  wait_for_earlier();
+  constexpr int kWidth = 8;
+  constexpr int kAcross = kSquare / kWidth;
+  constexpr int kRows = kSquare * kAcross / kSquareThreads;
+  constexpr int kRowsApart = kSquare / kRows;
+  const int64_t in_use = rows.extent == nullptr ? rows.num_rows : min(*rows.extent, rows.num_rows);
+  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * kSquare;
+  if (first_row >= in_use) return;
+  const int64_t row = first_row + threadIdx.x / kAcross;
+  const int64_t column =
+      static_cast<int64_t>(blockIdx.x) * kSquare + threadIdx.x % kAcross * kWidth;
+  // Rows of this thread that there are.
+  const int left =
+      column < rows.num_columns ? static_cast<int>(min(in_use - row, int64_t{kSquare})) : 0;
+  const int64_t first = row * rows.num_columns + column;
+  const int64_t apart = kRowsApart * rows.num_columns;
+  const T* const x = static_cast<const T*>(rows.x) + first;
+  Pack<T, kWidth> kept[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    kept[i] = i * kRowsApart < left ? load_pack_once<kWidth>(x + i * apart) : Pack<T, kWidth>{};
+  float own = 0;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) own = largest_in(kept[i], own);
+  const float scale = scale_for<kE4m3>(find_largest(own, kSquareThreads));
+  const float factor = __frcp_rn(scale);
+  auto* const y = static_cast<uint8_t*>(rows.y) + first;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    if (i * kRowsApart < left) store(y + i * apart, cast<kE4m3>(kept[i], factor));
+  if (threadIdx.x == 0) rows.scales[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = scale;
+}
+
 /// Elements that a thread takes at once: 8 where that leaves work for a warp, else 4 or 1.
 int pack_width(const QuantizedRows& rows) {
   const int64_t columns = std::min(rows.block_columns, rows.num_columns);
@@ -175,9 +261,41 @@ void launch_short(const QuantizedRows& rows, cudaStream_t stream) {
                stream, rows);
 }
 
+/// The packs that a lane has of whole rows for quantize_rows_kernel; 0: it does not take them.
+int packs_of_row(const QuantizedRows& rows) {
+  const int64_t packs = divide_up(rows.num_columns, 8 * 32);
+  if (rows.block_rows != 1 || rows.block_columns < rows.num_columns || rows.num_columns % 8 != 0 ||
+      rows.num_columns < 8 * 32 || packs > kPacks / 2 || !are_aligned(rows.x, rows.y))
+    return 0;
+  return packs <= kPacks / 4 ? kPacks / 4 : kPacks / 2;
+}
+
+template <typename T, bool kE4m3, int kPacksOfRow>
+void launch_rows(const QuantizedRows& rows, cudaStream_t stream) {
+  const int64_t rows_of_block = kRowThreads / 32 * (kPacks / kPacksOfRow);
+  const auto blocks = static_cast<unsigned>(divide_up(rows.num_rows, rows_of_block));
+  launch_early(quantize_rows_kernel<T, kE4m3, kPacksOfRow>, {blocks, kRowThreads}, stream, rows);
+}
+
+/// Whether quantize_square_kernel takes them.
+bool are_square(const QuantizedRows& rows) {
+  return rows.block_rows == kSquare && rows.block_columns == kSquare && rows.num_columns % 8 == 0 &&
+         are_aligned(rows.x, rows.y) && divide_up(rows.num_rows, kSquare) <= kMostDown;
+}
+
+template <typename T, bool kE4m3>
+void launch_square(const QuantizedRows& rows, cudaStream_t stream) {
+  const dim3 squares(static_cast<unsigned>(divide_up(rows.num_columns, kSquare)),
+                     static_cast<unsigned>(divide_up(rows.num_rows, kSquare)));
+  launch_early(quantize_square_kernel<T, kE4m3>, {squares, kSquareThreads}, stream, rows);
+}
+
 template <typename T, bool kE4m3>
 void launch_of(const QuantizedRows& rows, cudaStream_t stream) {
   if (are_short(rows)) return launch_short<T, kE4m3>(rows, stream);
+  if (are_square(rows)) return launch_square<T, kE4m3>(rows, stream);
+  if (packs_of_row(rows) == kPacks / 4) return launch_rows<T, kE4m3, kPacks / 4>(rows, stream);
+  if (packs_of_row(rows) == kPacks / 2) return launch_rows<T, kE4m3, kPacks / 2>(rows, stream);
   switch (pack_width(rows)) {
     case 8:
       return launch_as<T, 8, kE4m3>(rows, stream);

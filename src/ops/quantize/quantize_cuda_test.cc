@@ -104,8 +104,15 @@ TEST_F(QuantizeCuda, GivesTheHostsBits) {
   Random random(6, 1);
   for (const ScaleLayout& layout : {ScaleLayout::row(), ScaleLayout::block(1, 128),
                                     ScaleLayout::block(128, 128), ScaleLayout::block(7, 20)}) {
-    for (const Shape& shape :
-         {Shape{1, 1}, {1, 128}, {5, 300}, {131, 2048}, {40, 7168}, {256, 384}, {9, 1000}}) {
+    for (const Shape& shape : {Shape{1, 1},
+                               {1, 128},
+                               {5, 300},
+                               {131, 2048},
+                               {7, 4096},
+                               {40, 7168},
+                               {256, 384},
+                               {35, 768},
+                               {9, 1000}}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         const OwnedTensor x = testing::random_tensor(dtype, shape, random, 10.0);
         for (const DType element : {DType::kE4M3, DType::kE5M2})

@@ -1,9 +1,9 @@
-// A block of threads turns parts of 128 tokens by 64 columns: they wait in registers while their
-// scales are found, and lie in shared memory as they are turned, in words of four tokens that are
-// swapped so that no bank is met twice. With a scale for every 128 tokens that is all. Where all
-// tokens of a group share one, the blocks of a cluster have a group's tokens of 64 columns between
-// them and exchange the largest values; the first parts of each stay in registers meanwhile, and
-// the rest is read again, mostly from the L2 cache.
+// A block of threads turns parts of 128 tokens by 128 bytes of columns: they wait in registers, as
+// they were read, while their scales are found, and lie in shared memory as they are turned, in
+// words of four tokens that are swapped so that no bank is met twice. With a scale for every 128
+// tokens that is all. Where all tokens of a group share one, the blocks of a cluster have a group's
+// tokens of these columns between them and exchange the largest values; the first parts of each
+// stay in registers meanwhile, and the rest is read again, mostly from the L2 cache.
 #include "ops/cuda/ptx/barrier.cuh"
 #include "ops/quantize/fp8_cast.cuh"
 #include "ops/quantize_tokens/quantize_tokens_kernels.h"
@@ -15,10 +15,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kTokens = static_cast<int>(kTokenBlock);
-constexpr int kColumns = 64;
-constexpr int kWidth = 8;  // columns that a thread has of a part
-constexpr int kAcross = kColumns / kWidth;
-constexpr int kRows = kTokens / (kThreads / kAcross);  // and tokens
+constexpr int kAcross = 8;                             // threads that have a token of a part
+constexpr int kRows = kTokens / (kThreads / kAcross);  // tokens that a thread has
 static_assert(kRows == 4, "a word of E4M3");
 constexpr int kWords = kTokens / kRows;  // of a column of a part
 constexpr int kKept = 3;                 // parts that stay in registers
@@ -54,24 +52,74 @@ __device__ __forceinline__ Group find_group(const TokenRows& rows, int64_t block
   return found;
 }
 
+/// Elements of x.
+enum class Tokens { kBf16, kE4m3, kE5m2 };
+
+template <Tokens kTokensOf>
+constexpr bool kIsCoded = kTokensOf != Tokens::kBf16;
+template <Tokens kTokensOf>
+constexpr int kWidth = kIsCoded<kTokensOf> ? 16 : 8;  // columns that a thread has of a part
+/// Blocks of threads that an SM has registers for, where parts are kept.
+template <Tokens kTokensOf>
+constexpr int kBlocksOfSm = kIsCoded<kTokensOf> ? 2 : 3;
+template <Tokens kTokensOf>
+constexpr int kColumns = kAcross* kWidth<kTokensOf>;
+
 /// This thread's place in a part: tokens from own_row() on, columns from own_column() on.
 __device__ __forceinline__ int own_row() {
   return static_cast<int>(threadIdx.x) / kAcross * kRows;
 }
+template <Tokens kTokensOf>
 __device__ __forceinline__ int own_column() {
-  return static_cast<int>(threadIdx.x) % kAcross * kWidth;
+  return static_cast<int>(threadIdx.x) % kAcross * kWidth<kTokensOf>;
 }
 
-using Part = Pack<BFloat16, kWidth>[kRows];
+/// What a thread has of a part, as it was read.
+template <Tokens kTokensOf>
+struct Part {
+  Pack<BFloat16, 8> rows[kRows];
 
-/// Elements of x as they are read.
-enum class Tokens { kBf16, kE4m3, kE5m2 };
+  /// Of two neighbours.
+  __device__ __forceinline__ float2 values(int row, int column) const {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(rows[row].at[column]));
+  }
+  __device__ __forceinline__ __nv_bfloat162 magnitudes(int row, int column) const {
+    return __habs2(reinterpret_cast<const __nv_bfloat162&>(rows[row].at[column]));
+  }
+};
 
-/// What a thread reads of a group's parts, which lie one below the other. What FP8 stands for is
-/// held by BF16 exactly.
+template <Tokens kTokensOf>
+requires(kIsCoded<kTokensOf>) struct Part<kTokensOf> {
+  Pack<uint32_t, 4> rows[kRows];  // of four codes each
+  float scales[kRows];
+
+  __device__ __forceinline__ float2 values_of(uint32_t codes, int row, int column) const {
+    constexpr auto kType = kTokensOf == Tokens::kE4m3 ? __NV_E4M3 : __NV_E5M2;
+    const auto two = static_cast<__nv_fp8x2_storage_t>(codes >> 8 * (column % 4));
+    const float2 pair = __half22float2(__nv_cvt_fp8x2_to_halfraw2(two, kType));
+    return {__fmul_rn(pair.x, scales[row]), __fmul_rn(pair.y, scales[row])};
+  }
+  __device__ __forceinline__ float2 values(int row, int column) const {
+    return values_of(rows[row].at[column / 4], row, column);
+  }
+  /// What FP8 stands for is held by BF16 exactly.
+  __device__ __forceinline__ __nv_bfloat162 magnitudes(int row, int column) const {
+    return __float22bfloat162_rn(values_of(rows[row].at[column / 4] & 0x7F7F7F7FU, row, column));
+  }
+  /// Keeps the compiler from keeping what it has converted, in four times the registers.
+  __device__ __forceinline__ void keep_codes() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      auto& of = rows[r].at;
+      asm volatile("" : "+r"(of[0]), "+r"(of[1]), "+r"(of[2]), "+r"(of[3]));
+    }
+  }
+};
+
+/// What a thread reads of a group's parts, which lie one below the other.
 template <Tokens kTokensOf>
 struct Source {
-  using Element = std::conditional_t<kTokensOf == Tokens::kBf16, BFloat16, uint8_t>;
+  using Element = std::conditional_t<kIsCoded<kTokensOf>, uint8_t, BFloat16>;
 
   const Element* first;
   const float* scales;  // of this thread's columns of the first row
@@ -81,15 +129,15 @@ struct Source {
 
   __device__ __forceinline__ Source(const TokenRows& rows, const Group& group, int64_t column)
       : first(static_cast<const Element*>(rows.x) +
-              (group.first_row + own_row()) * rows.num_columns + column + own_column()),
+              (group.first_row + own_row()) * rows.num_columns + column + own_column<kTokensOf>()),
         num_columns(rows.num_columns),
-        num_rows(column + own_column() < rows.num_columns
+        num_rows(column + own_column<kTokensOf>() < rows.num_columns
                      ? static_cast<int>(group.end_row - group.first_row) - own_row()
                      : 0) {
-    if constexpr (kTokensOf != Tokens::kBf16) {
+    if constexpr (kIsCoded<kTokensOf>) {
       scales_apart = static_cast<int>(divide_up(rows.num_columns, rows.columns_of_scale));
       scales = rows.row_scales + (group.first_row + own_row()) * scales_apart +
-               (column + own_column()) / rows.columns_of_scale;
+               (column + own_column<kTokensOf>()) / rows.columns_of_scale;
     }
   }
 
@@ -97,88 +145,98 @@ struct Source {
   __device__ __forceinline__ int rows_left(int part) const { return num_rows - part * kTokens; }
 
   /// Zeros behind the group's last token.
-  __device__ __forceinline__ void load(int part, Part& to) const {
+  __device__ __forceinline__ void load(int part, Part<kTokensOf>& to) const {
     const Element* const from = first + int64_t{part} * kTokens * num_columns;
     const int left = rows_left(part);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      to[r] = {};
+      to.rows[r] = {};
+      if constexpr (kIsCoded<kTokensOf>) to.scales[r] = 0;
       if (r >= left) continue;
-      const Pack<Element, kWidth> pack = load_pack<kWidth>(from + r * num_columns);
-      if constexpr (kTokensOf == Tokens::kBf16) {
-        to[r] = pack;
-      } else {
-        const float scale = scales[(int64_t{part} * kTokens + r) * scales_apart];
-        to[r] = to_bf16(from_fp8<kTokensOf == Tokens::kE4m3>(pack, scale));
-      }
+      reinterpret_cast<uint4&>(to.rows[r]) =
+          *reinterpret_cast<const uint4*>(from + r * num_columns);
+      if constexpr (kIsCoded<kTokensOf>)
+        to.scales[r] = scales[(int64_t{part} * kTokens + r) * scales_apart];
     }
   }
 };
 
 /// The largest magnitudes of this thread's columns. A NaN is left out.
+template <Tokens kTokensOf>
 struct Largest {
-  __nv_bfloat162 at[kWidth / 2] = {};
+  __nv_bfloat162 at[kWidth<kTokensOf> / 2] = {};
 
-  __device__ __forceinline__ void add(const Part& part) {
+  __device__ __forceinline__ void add(Part<kTokensOf>& part) {
+    if constexpr (kIsCoded<kTokensOf>) part.keep_codes();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const auto* const pairs = reinterpret_cast<const __nv_bfloat162*>(&part[r]);
 #pragma unroll
-      for (int i = 0; i < kWidth / 2; ++i) at[i] = __hmax2(at[i], __habs2(pairs[i]));
+      for (int i = 0; i < kWidth<kTokensOf> / 2; ++i)
+        at[i] = __hmax2(at[i], part.magnitudes(r, 2 * i));
     }
+    if constexpr (kIsCoded<kTokensOf>) part.keep_codes();
   }
 };
 
 /// Those of the block of threads, a column's in the thread of its number, 0 in other threads.
-__device__ __forceinline__ float find_largest(const Largest& own) {
-  __shared__ alignas(16) float of_warps[kWarps][kColumns];
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+template <Tokens kTokensOf>
+__device__ __forceinline__ float find_largest(const Largest<kTokensOf>& own) {
+  using Pairs = __nv_bfloat162[kWidth<kTokensOf> / 2];
+  __shared__ alignas(16) BFloat16 of_warps[kWarps][kColumns<kTokensOf>];
+  alignas(16) Pairs pairs;
 #pragma unroll
-  for (int i = 0; i < kWidth / 2; ++i) {
-    __nv_bfloat162 pair = own.at[i];
+  for (int i = 0; i < kWidth<kTokensOf> / 2; ++i) {
+    pairs[i] = own.at[i];
 #pragma unroll
     for (int step = kAcross; step < 32; step *= 2)
-      pair = __hmax2(pair, __shfl_xor_sync(~0U, pair, step));
-    if (lane < kAcross)
-      *reinterpret_cast<float2*>(&of_warps[threadIdx.x / 32][own_column() + 2 * i]) =
-          __bfloat1622float2(pair);
+      pairs[i] = __hmax2(pairs[i], __shfl_xor_sync(~0U, pairs[i], step));
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread % 32 < kAcross) {
+    auto* const to = reinterpret_cast<uint4*>(&of_warps[thread / 32][own_column<kTokensOf>()]);
+#pragma unroll
+    for (int i = 0; i < kWidth<kTokensOf> / 8; ++i)
+      to[i] = reinterpret_cast<const uint4*>(pairs)[i];
   }
   __syncthreads();
   float largest = 0;
-  if (threadIdx.x < kColumns) {
+  if (thread < kColumns<kTokensOf>) {
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) largest = fmaxf(largest, of_warps[warp][threadIdx.x]);
+    for (int warp = 0; warp < kWarps; ++warp)
+      largest = fmaxf(largest, __bfloat162float(of_warps[warp][thread]));
   }
   return largest;
 }
 
-/// What this thread's columns are multiplied by, of the largest values that threads have; the
-/// scales are written to `scales`, where that is not null, of which `num_columns` are left.
-__device__ __forceinline__ Floats<kWidth> share_factors(float largest, float* scales,
-                                                        int64_t num_columns) {
-  __shared__ alignas(16) float factors[kColumns];
-  if (threadIdx.x < kColumns) {
+/// What columns are multiplied by.
+template <Tokens kTokensOf>
+using Factors = float[kColumns<kTokensOf>];
+
+/// Of the largest values that threads have; the scales are written to `scales`, where that is not
+/// null, of which `num_columns` are left.
+template <Tokens kTokensOf>
+__device__ __forceinline__ void share_factors(float largest, Factors<kTokensOf>& factors,
+                                              float* scales, int64_t num_columns) {
+  if (threadIdx.x < kColumns<kTokensOf>) {
     const float scale = scale_for<true>(largest);
     factors[threadIdx.x] = __frcp_rn(scale);
     if (scales != nullptr && threadIdx.x < num_columns) scales[threadIdx.x] = scale;
   }
   __syncthreads();
-  Floats<kWidth> own;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) own[i] = factors[own_column() + i];
-  return own;
 }
 
 /// Columns of a part, each as 8 chunks of 16 tokens.
-using Tile = uint4[kColumns][kWords / 4];
+template <Tokens kTokensOf>
+using Tile = uint4[kColumns<kTokensOf>][kWords / 4];
 
-/// Where a thread writes a group's parts, which lie side by side: 16 tokens of two columns each.
+/// Where a thread writes a group's parts, which lie side by side: 16 tokens of some columns each.
+template <Tokens kTokensOf>
 struct Target {
   static constexpr int kChunks = kWords / 4;
   static constexpr int kColumnsApart = kThreads / kChunks;
 
   uint8_t* first;
-  int64_t apart;    // from one of the two columns to the other
+  int64_t apart;    // from one of these columns to the next
   int num_columns;  // that there are from the first on
 
   __device__ __forceinline__ Target(const TokenRows& rows, const Group& group, int64_t column,
@@ -189,35 +247,52 @@ struct Target {
         num_columns(static_cast<int>(rows.num_columns - column) -
                     static_cast<int>(threadIdx.x) / kChunks) {}
 
-  __device__ __forceinline__ void store(int part, const Tile& tile) const {
+  __device__ __forceinline__ void store(int part, const Tile<kTokensOf>& tile) const {
     const int chunk = static_cast<int>(threadIdx.x) % kChunks;
     uint8_t* to = first + int64_t{part} * kTokens;
 #pragma unroll
-    for (int i = 0; i < kColumns / kColumnsApart; ++i, to += apart) {
+    for (int i = 0; i < kColumns<kTokensOf> / kColumnsApart; ++i, to += apart) {
       const int column = static_cast<int>(threadIdx.x) / kChunks + i * kColumnsApart;
       if (i * kColumnsApart < num_columns)
-        *reinterpret_cast<uint4*>(to) = tile[column][chunk ^ (column / kWidth)];
+        *reinterpret_cast<uint4*>(to) = tile[column][chunk ^ (column / kWidth<kTokensOf>)];
     }
   }
 };
 
+/// Four tokens of a column.
+__device__ __forceinline__ uint32_t cast_word(const Floats<kRows>& values) {
+  const uint16_t low = __nv_cvt_float2_to_fp8x2({values[0], values[1]}, __NV_SATFINITE, __NV_E4M3);
+  const uint16_t high = __nv_cvt_float2_to_fp8x2({values[2], values[3]}, __NV_SATFINITE, __NV_E4M3);
+  uint32_t word;
+  asm("mov.b32 %0, {%1, %2};" : "=r"(word) : "h"(low), "h"(high));
+  return word;
+}
+
 /// Casts a part, of which this thread has `num_rows` tokens, and writes it.
-__device__ __forceinline__ void turn(const Part& part, const Floats<kWidth>& factors, int num_rows,
-                                     Tile& tile, const Target& to, int number) {
+template <Tokens kTokensOf>
+__device__ __forceinline__ void turn(const Part<kTokensOf>& part, const Factors<kTokensOf>& factors,
+                                     int num_rows, Tile<kTokensOf>& tile,
+                                     const Target<kTokensOf>& to, int number) {
   const int thread = static_cast<int>(threadIdx.x);
   const int across = thread % kAcross;
   // Of a column with an infinity even a zero would become NaN.
   const uint32_t mask = num_rows >= kRows ? ~0U : num_rows <= 0 ? 0U : (1U << 8 * num_rows) - 1;
-  auto* const words = reinterpret_cast<uint32_t*>(&tile);
+  const int word = (thread / kAcross) ^ (4 * across);
+  uint32_t* const words =
+      reinterpret_cast<uint32_t*>(&tile) + own_column<kTokensOf>() * kWords + word;
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    Floats<kRows> scaled;
+  for (int i = 0; i < kWidth<kTokensOf>; i += 2) {
+    const float2 by = *reinterpret_cast<const float2*>(&factors[own_column<kTokensOf>() + i]);
+    Floats<kRows> first;
+    Floats<kRows> second;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      scaled[r] = __fmul_rn(static_cast<float>(part[r].at[i]), factors[i]);
-    const Pack<uint8_t, kRows> codes = to_fp8<true>(scaled);
-    const int word = (thread / kAcross) ^ (4 * across);
-    words[(across * kWidth + i) * kWords + word] = reinterpret_cast<const uint32_t&>(codes) & mask;
+    for (int r = 0; r < kRows; ++r) {
+      const float2 two = part.values(r, i);
+      first[r] = __fmul_rn(two.x, by.x);
+      second[r] = __fmul_rn(two.y, by.y);
+    }
+    words[i * kWords] = cast_word(first) & mask;
+    words[(i + 1) * kWords] = cast_word(second) & mask;
   }
   __syncthreads();
   to.store(number, tile);
@@ -227,22 +302,23 @@ __device__ __forceinline__ void turn(const Part& part, const Floats<kWidth>& fac
 template <Tokens kTokensOf>
 __global__ void __launch_bounds__(kThreads)
     quantize_blocks_kernel(const TokenRows rows, int64_t y_columns) {
-  __shared__ Tile tile;
+  __shared__ Tile<kTokensOf> tile;
+  __shared__ alignas(16) Factors<kTokensOf> factors;
   const int64_t block = blockIdx.y;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns<kTokensOf>;
   const Group group = find_group(rows, block);
   if (group.first_row == group.end_row) return;
   const int number = static_cast<int>(block - group.first_block);
   const Source<kTokensOf> source(rows, group, column);
-  Part part;
+  Part<kTokensOf> part;
   source.load(number, part);
-  Largest largest;
+  Largest<kTokensOf> largest;
   largest.add(part);
-  const Floats<kWidth> factors =
-      share_factors(find_largest(largest), rows.scales + block * rows.num_columns + column,
-                    rows.num_columns - column);
-  turn(part, factors, source.rows_left(number), tile, Target(rows, group, column, y_columns),
-       number);
+  share_factors<kTokensOf>(find_largest(largest), factors,
+                           rows.scales + block * rows.num_columns + column,
+                           rows.num_columns - column);
+  turn(part, factors, source.rows_left(number), tile,
+       Target<kTokensOf>(rows, group, column, y_columns), number);
 }
 
 __device__ __forceinline__ uint32_t cluster_size() {
@@ -251,49 +327,60 @@ __device__ __forceinline__ uint32_t cluster_size() {
   return size;
 }
 
-/// A value in the shared memory of another block of the cluster, at the place of `own`.
-__device__ __forceinline__ float load_from_rank(const float* own, uint32_t rank) {
-  float value;
+/// Writes a value to the shared memory of a block of the cluster, at the place of `own` here.
+__device__ __forceinline__ void store_to_rank(const float* own, uint32_t rank, float value) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %1, %2;\n"
-      "ld.shared::cluster.f32 %0, [remote];\n"
-      "}\n"
-      : "=f"(value)
-      : "r"(shared_address(own)), "r"(rank)
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.f32 [remote], %2;\n"
+      "}\n" ::"r"(shared_address(own)),
+      "r"(rank), "f"(value)
       : "memory");
-  return value;
 }
 
-/// The largest of the values that the threads of one number have in the blocks of a cluster.
+__device__ __forceinline__ void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/// The largest of the values that the threads of one number have in the blocks of a cluster, all of
+/// which have called arrive_at_cluster before.
+template <int kNumColumns>
 __device__ __forceinline__ float find_largest_of_cluster(float own) {
-  __shared__ float of_block[kColumns];
-  if (threadIdx.x < kColumns) of_block[threadIdx.x] = own;
-  __syncthreads();
-  sync_cluster();
-  if (threadIdx.x < kColumns) {
-    for (uint32_t rank = 0; rank < cluster_size(); ++rank)
-      own = fmaxf(own, load_from_rank(&of_block[threadIdx.x], rank));
+  __shared__ float of_ranks[kMaxCluster][kNumColumns];
+  const uint32_t size = cluster_size();
+  wait_for_cluster();  // all have begun
+  if (threadIdx.x < kNumColumns) {
+    const uint32_t rank = cluster_rank();
+    for (uint32_t to = 0; to < size; ++to) store_to_rank(&of_ranks[rank][threadIdx.x], to, own);
   }
-  __syncthreads();
-  sync_cluster();  // no block ends while others read of it
+  arrive_at_cluster();
+  wait_for_cluster();
+  if (threadIdx.x < kNumColumns) {
+    for (uint32_t rank = 0; rank < size; ++rank) own = fmaxf(own, of_ranks[rank][threadIdx.x]);
+  }
   return own;
 }
 
-/// A scale for a group's tokens: 64 columns of a group a cluster, whose blocks take parts in turns.
+/// A scale for a group's tokens: a part's columns of a group a cluster, whose blocks take parts in
+/// turns.
 template <Tokens kTokensOf>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm<kTokensOf>)
     quantize_groups_kernel(const TokenRows rows, int64_t y_columns) {
-  __shared__ Tile tiles[2];
+  __shared__ Tile<kTokensOf> tiles[2];
+  __shared__ alignas(16) Factors<kTokensOf> factors;
+  arrive_at_cluster();
   const int rank = static_cast<int>(cluster_rank());
   const int step = static_cast<int>(cluster_size());
-  const int64_t column = static_cast<int64_t>(blockIdx.x / step) * kColumns;
+  const int64_t column = static_cast<int64_t>(blockIdx.x / step) * kColumns<kTokensOf>;
   const Group group = load_group(rows, static_cast<int>(blockIdx.y));
   const int num_blocks = group.num_blocks();
   const Source<kTokensOf> source(rows, group, column);
-  Part kept[kKept];
-  Largest largest;
+  Part<kTokensOf> kept[kKept];
+  Largest<kTokensOf> largest;
 #pragma unroll
   for (int i = 0; i < kKept; ++i)
     if (rank + i * step < num_blocks) source.load(rank + i * step, kept[i]);
@@ -303,25 +390,25 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int first_left = rank + kKept * step;
 #pragma unroll 1
   for (int block = first_left; block < num_blocks; block += step) {
-    Part part;
+    Part<kTokensOf> part;
     source.load(block, part);
     largest.add(part);
   }
-  const float of_cluster = find_largest_of_cluster(find_largest(largest));
+  const float of_cluster = find_largest_of_cluster<kColumns<kTokensOf>>(find_largest(largest));
   float* const scales = rows.scales + blockIdx.y * rows.num_columns + column;
-  const Floats<kWidth> factors =
-      share_factors(of_cluster, rank == 0 ? scales : nullptr, rows.num_columns - column);
-  const Target target(rows, group, column, y_columns);
+  share_factors<kTokensOf>(of_cluster, factors, rank == 0 ? scales : nullptr,
+                           rows.num_columns - column);
+  const Target<kTokensOf> target(rows, group, column, y_columns);
   // Two tiles, so that threads wait for each other but once a part.
   int turns = 0;
-  const auto turn_next = [&](int number, const Part& part) {
+  const auto turn_next = [&](int number, const Part<kTokensOf>& part) {
     turn(part, factors, source.rows_left(number), tiles[turns++ % 2], target, number);
   };
 #pragma unroll
   for (int i = 0; i < kKept; ++i)
     if (rank + i * step < num_blocks) turn_next(rank + i * step, kept[i]);
   for (int block = first_left; block < num_blocks; block += step) {
-    Part part;
+    Part<kTokensOf> part;
     source.load(block, part);
     turn_next(block, part);
   }
@@ -342,8 +429,9 @@ void launch_groups(const TokenRows& rows, int64_t y_columns, cudaStream_t stream
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = {static_cast<unsigned>(divide_up(rows.num_columns, kColumns) * cluster),
-                    static_cast<unsigned>(rows.num_groups)};
+  config.gridDim = {
+      static_cast<unsigned>(divide_up(rows.num_columns, kColumns<kTokensOf>) * cluster),
+      static_cast<unsigned>(rows.num_groups)};
   config.blockDim = kThreads;
   config.stream = stream;
   config.attrs = &attribute;
@@ -356,7 +444,7 @@ void launch_of(const TokenRows& rows, cudaStream_t stream) {
   const int64_t blocks = num_token_blocks(rows.num_rows, rows.num_groups);
   if (!rows.by_block) return launch_groups<kTokensOf>(rows, blocks * kTokenBlock, stream);
   if (blocks == 0) return;
-  const dim3 parts(static_cast<unsigned>(divide_up(rows.num_columns, kColumns)),
+  const dim3 parts(static_cast<unsigned>(divide_up(rows.num_columns, kColumns<kTokensOf>)),
                    static_cast<unsigned>(blocks));
   quantize_blocks_kernel<kTokensOf><<<parts, kThreads, 0, stream>>>(rows, blocks * kTokenBlock);
   check(cudaGetLastError());

@@ -21,8 +21,8 @@ int64_t check_types(const Op& op, std::span<const ValueType> inputs) {
   check_shape(op, has_values && x.shape[1] % Op::kUnit == 0,
               "on a GPU takes rows of bf16 or fp8 of multiples of {} values, got {}", Op::kUnit,
               x.to_string());
-  check_shape(op, columns_of_scale(x.scale, x.shape[1]) % 8 == 0,
-              "on a GPU scales must be of multiples of 8 columns, got {}", x.to_string());
+  check_shape(op, columns_of_scale(x.scale, x.shape[1]) % Op::kUnit == 0,
+              "on a GPU scales must be of multiples of 16 columns, got {}", x.to_string());
   cuda::check_limit(op, num_token_blocks(x.shape[0], num_groups), kMostBlocks,
                     "blocks of 128 tokens");
   return 0;

@@ -94,7 +94,7 @@ void check_coded(const std::vector<int64_t>& counts, int64_t columns, Random& ra
   const OwnedTensor x =
       testing::random_tensor(DType::kBF16, {offsets.back() + 3, columns}, random, 10.0);
   for (const QuantizeSpec& spec : testing::row_specs()) {
-    if (columns_of_scale(spec.scale, columns) % 8 != 0) continue;
+    if (columns_of_scale(spec.scale, columns) % QuantizeTokens::kUnit != 0) continue;
     const testing::ScaledTensor coded = testing::quantize(x.get(), spec);
     for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock})
       check_values(coded.tensor, scales, offsets);

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 
 /// QuantizeTokens on a GPU, of rows of BF16 or of FP8; see ops/quantize_tokens/quantize_tokens.h.
 /// Columns are a multiple of QuantizeTokens::kUnit, and x, y and scales of 16 bytes. Scales of x
-/// are of multiples of 8 columns.
+/// are of multiples of kUnit columns.
 struct TokenRows {
   DType dtype = DType::kBF16;         ///< of x; or kE4M3, kE5M2
   const void* x;                      ///< [R, C]
