@@ -87,6 +87,7 @@ Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOp
       sum_of_squares_(make_sum_of_squares()),
       grad_clip_(make_grad_clip()),
       cast_(make_quantize_blocks()),
+      widen_(make_sum_bf16_parts(1)),
       groups_(complete(std::move(groups), parameters.size())) {
   std::vector<ValueType> grads;
   for (const Parameter& parameter : parameters) {

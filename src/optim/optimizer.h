@@ -182,8 +182,8 @@ class Optimizer {
       const std::function<void(size_t parameter, const Tensor& master)>& change) const;
   /// Sets the BF16 weights to their masters, rounded, where these are F32.
   void round_masters() const;
-  /// Sets the masters to the BF16 weights, exactly: after the weights were loaded or initialised
-  /// without masters.
+  /// Sets the masters to the BF16 weights, exactly but for the sign of zeros: after the weights
+  /// were loaded or initialised without masters.
   void reset_masters() const;
 
   /// The bytes of state for such parameters: exactly what an optimizer allocates for it. Only dtype
@@ -246,6 +246,9 @@ class Optimizer {
   static void append_matrices(const Slot& slot, size_t kind, std::vector<MuonMatrix>& matrices);
   void scale_rows(size_t parameter, const UpdateObserver& observer) const;
   void cast_weight(size_t parameter, const UpdateObserver& observer) const;
+  /// Gives each parameter to `change`, whose state is at work then, and is kept.
+  void change_state(const std::function<void(size_t parameter)>& change) const;
+  void reset_master(size_t parameter) const;
   void place_slots(const std::vector<Parameter>& parameters);
   void place_row_factors();
   const Buffer& state_memory() const { return windows_ ? windows_->host() : state_; }
@@ -265,6 +268,7 @@ class Optimizer {
   OperatorPtr sum_of_squares_;
   OperatorPtr grad_clip_;
   OperatorPtr cast_;
+  OperatorPtr widen_;        // adds BF16 to F32
   std::vector<Kind> kinds_;  // before the memory, which is kept until the device is past it
   UpdateGroups groups_;
   Buffer state_;                           // or

@@ -76,13 +76,13 @@ void Optimizer::round_masters() const {
   }
 }
 
-void Optimizer::cast_weights() const {
+void Optimizer::change_state(const std::function<void(size_t parameter)>& change) const {
   for (size_t group = 0; group < groups_.groups.size(); ++group) {
     if (windows_) {
       windows_->load(group);
       windows_->wait_load(group);
     }
-    for (const size_t idx : groups_.groups[group]) cast_weight(idx, {});
+    for (const size_t idx : groups_.groups[group]) change(idx);
     if (!windows_) continue;
     windows_->store(group);
     windows_->wait_store(group);
@@ -90,22 +90,24 @@ void Optimizer::cast_weights() const {
   backend_.device().synchronize();
 }
 
+void Optimizer::cast_weights() const {
+  change_state([&](size_t parameter) { cast_weight(parameter, {}); });
+}
+
 void Optimizer::reset_masters() const {
-  for (const Slot& slot : slots_) {
-    if (is_remainder(slot.beside)) {
-      if (windows_) {
-        std::ranges::fill_n(static_cast<std::byte*>(slot.master.data), slot.master.num_bytes(),
-                            std::byte{0});
-      } else {
-        backend_.device().zero(slot.master.data, slot.master.num_bytes());
-      }
-    }
-    if (slot.beside != MasterKind::kF32) continue;
-    const HostTensor weight(slot.parameter.weight, HostTensor::Access::kRead);
-    const HostTensor master(slot.master, HostTensor::Access::kWrite);
-    std::ranges::copy(weight.get().span<Bf16>(), master.get().as<float>());
-    master.store();
-  }
+  change_state([&](size_t parameter) { reset_master(parameter); });
+}
+
+/// On the device: through the host that of some billion weights takes several seconds.
+void Optimizer::reset_master(size_t parameter) const {
+  const Slot slot = at_work(parameter);
+  if (slot.beside == MasterKind::kNone || slot.master.num_bytes() == 0) return;
+  backend_.device().zero(slot.master.data, slot.master.num_bytes());
+  if (slot.beside != MasterKind::kF32) return;
+  Tensor weight = slot.parameter.weight;
+  weight.shape = {1, weight.num_elements()};
+  const Tensor inputs[] = {weight, flat(slot.master)};
+  run_kernel(*widen_, inputs, std::span(&inputs[1], 1), {}, {});
 }
 
 }  // namespace tessera
