@@ -5,8 +5,8 @@
 
 A program that passed costs nothing until it changes: what passed is remembered in $TESSERA_SANITIZE_CACHE (default:
 ~/.cache/tessera/sanitize), by the content of the program, of tests/data and of how it is started, so that a run goes on
-where one before it ended. With --seconds nothing is begun after that time, and what is left is named. Programs come in an
-order that builds the lower rooms first. Exit code 1 where a build or a test fails.
+where one before it ended. With --seconds nothing is begun after that time, what is being built then is given up until the
+next run, and what is left is named. Programs come in an order that builds the lower rooms first. Exit code 1 where a build or a test fails.
 """
 import argparse
 import hashlib
@@ -19,7 +19,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build-asan"
-BATCH = 6  # programs that are built, then run, together
+BATCH = 3  # programs that are built, then run, together
 STARTED = {"tests/cli_test": "tessera", "tests/comm_": "tests/comm_test_rank"}  # by programs whose names begin so
 # oneDNN keeps its compiled kernels until the process ends, which LeakSanitizer would call a leak.
 ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
@@ -72,13 +72,25 @@ def key_of(target, names, tests, data):
     return digest.hexdigest()
 
 
-def run_batch(batch, folder, data):
-    """Builds and runs some programs; returns how many tests were run, or exits where something fails."""
-    targets = [target for target, _ in batch]
-    if subprocess.run(["cmake", "--build", BUILD, "--target", *targets], stdout=subprocess.DEVNULL).returncode:
-        # Again, with what the compiler says; once in some thousand times GCC alone had failed.
-        if subprocess.run(["cmake", "--build", BUILD, "--target", *targets]).returncode:
-            sys.exit(f"sanitize: {', '.join(targets)} cannot be built")
+def build(targets, end):
+    """Returns whether there was time to build them, or exits where they cannot be built."""
+    command = ["ninja", "-C", BUILD, *targets]
+    # Again, with what the compiler says; once in some thousand times GCC alone had failed.
+    for output in (subprocess.DEVNULL, None):
+        with subprocess.Popen(command, stdout=output) as ninja:
+            try:
+                if ninja.wait(None if end == float("inf") else max(end - time.monotonic(), 0)) == 0:
+                    return True
+            except subprocess.TimeoutExpired:
+                ninja.terminate()  # objects that are done stay
+                return False
+    sys.exit(f"sanitize: {', '.join(targets)} cannot be built")
+
+
+def run_batch(batch, folder, data, end):
+    """Builds and runs some programs; returns how many tests were run, None where time ended the build; exits where one fails."""
+    if not build([target for target, _ in batch], end):
+        return None
     tests = list_tests()  # those of a program are known when it is built
     keys = {target: key_of(target, names, tests, data) for target, names in batch}
     # What scripts decide is not in the key; they are short.
@@ -115,7 +127,11 @@ def main():
         if time.monotonic() > end:
             left = groups[first:]
             break
-        num_run += run_batch(groups[first:first + BATCH], folder, data)
+        run = run_batch(groups[first:first + BATCH], folder, data, end)
+        if run is None:
+            left = groups[first:]
+            break
+        num_run += run
         print(f"sanitize: {min(first + BATCH, len(groups))} of {len(groups)} programs", flush=True)
     num_left = sum(len(names) for _, names in left)
     print(f"sanitize: {num_run} of {len(tests)} tests run and passed, {len(tests) - num_run - num_left} passed before, "
