@@ -23,7 +23,7 @@ cuda::ActivationRows describe(const Args<Op>& args, const ActivationFunction& fu
 
 void activation(const ActivationOp& op, const Args<ActivationOp>& args) {
   cuda::launch_activation(describe(args, op.function(), args.out(ActivationOp::kY).shape[1]), {},
-                          args.out(ActivationOp::kY).data, cuda::stream_of(args));
+                          args.out(ActivationOp::kY).data, {}, cuda::stream_of(args));
 }
 
 void activation_backward(const ActivationBackward& op, const Args<ActivationBackward>& args) {

@@ -2,6 +2,7 @@
 
 #include "ops/cuda/activation_math.cuh"
 #include "ops/cuda/activation_shares.cuh"
+#include "ops/cuda/fp8_rows.cuh"
 
 /// Gradients of activations, of which Pre says how gates and ups lie in memory: it loads kWidth of
 /// them, and turns these into values.
@@ -39,7 +40,26 @@ struct GradParams {
   void* grad_in;
   float* grad_probs;
   void* act;  ///< the activation, beside the gradient; or null
+  Fp8Rows fp8;
 };
+
+/// What is given beside the gradient.
+enum class Beside { kNothing, kAct, kFp8 };
+
+/// The gradient of gates or ups, `column` columns from the row's first one.
+template <Beside kBeside, typename Pre, int kWidth>
+__device__ __forceinline__ void store_grad(const GradParams<Pre>& p, int64_t row, int column,
+                                           const Floats<kWidth>& grad) {
+  using T = typename Pre::Value;
+  T* const to = static_cast<T*>(p.grad_in) + row * p.in_width + column;
+  if constexpr (kBeside == Beside::kFp8) {
+    const auto rounded = to_bf16(grad);
+    cuda::store(to, rounded);
+    store_fp8(p.fp8, row, column, rounded);
+  } else {
+    cuda::store(to, grad);
+  }
+}
 
 /// Turns gate and up into their gradients, finds the activation, which costs registers where it is
 /// used, and returns the gradient of the prob.
@@ -62,7 +82,7 @@ __device__ __forceinline__ float differentiate(const Function& function, Floats<
 }
 
 /// Without the gradient of the probs.
-template <typename Function, bool kGated, bool kGivesAct, typename Pre, int kWidth>
+template <typename Function, bool kGated, Beside kBeside, typename Pre, int kWidth>
 struct ActivationGradMap {
   static constexpr int kUnroll = 1;
   static constexpr int kBlocks = 6;
@@ -88,21 +108,21 @@ struct ActivationGradMap {
     return loaded;
   }
   __device__ __forceinline__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
-    T* grad_gate = static_cast<T*>(p.grad_in) + row * p.in_width + vector * kWidth;
+    const int column = static_cast<int>(vector) * kWidth;
     Floats<kWidth> gate = Pre::values(loaded.gate);
     Floats<kWidth> up = {};
     if constexpr (kGated) up = Pre::values(loaded.up);
     Floats<kWidth> act;
     differentiate<kGated>(function, gate, up, to_floats(loaded.grad), loaded.prob, act);
-    cuda::store(grad_gate, gate);
-    if constexpr (kGated) cuda::store(grad_gate + p.size, up);
-    if constexpr (kGivesAct)
-      cuda::store(static_cast<T*>(p.act) + row * p.out_width + vector * kWidth, act);
+    store_grad<kBeside>(p, row, column, gate);
+    if constexpr (kGated) store_grad<kBeside>(p, row, p.size + column, up);
+    if constexpr (kBeside == Beside::kAct)
+      cuda::store(static_cast<T*>(p.act) + row * p.out_width + column, act);
   }
 };
 
 /// A warp's part of the gradient of its row's prob.
-template <typename Function, bool kGated, bool kGivesAct, typename Pre, int kWidth>
+template <typename Function, bool kGated, Beside kBeside, typename Pre, int kWidth>
 __device__ __forceinline__ float differentiate_row(const Function& function,
                                                    const GradParams<Pre>& p,
                                                    const SizedExperts& experts,
@@ -110,7 +130,6 @@ __device__ __forceinline__ float differentiate_row(const Function& function,
   using T = typename Pre::Value;
   const int size = size_of(share.row, p.size, experts);
   const T* grad = static_cast<const T*>(p.grad) + share.row * p.out_width;
-  T* grad_gate = static_cast<T*>(p.grad_in) + share.row * p.in_width;
   T* act = static_cast<T*>(p.act) + share.row * p.out_width;
   const float prob = p.probs == nullptr ? 1.0F : p.probs[share.row];
   float dot = 0;
@@ -124,14 +143,14 @@ __device__ __forceinline__ float differentiate_row(const Function& function,
     if constexpr (kGated) up = Pre::values(ups);
     Floats<kWidth> value;
     dot += differentiate<kGated>(function, x, up, to_floats(grads), prob, value);
-    store(grad_gate + column, x);
-    if constexpr (kGated) store(grad_gate + size + column, up);
-    if constexpr (kGivesAct) store(act + column, value);
+    store_grad<kBeside>(p, share.row, column, x);
+    if constexpr (kGated) store_grad<kBeside>(p, share.row, size + column, up);
+    if constexpr (kBeside == Beside::kAct) store(act + column, value);
   });
   return sum_lanes(dot);
 }
 
-template <typename Function, bool kGated, bool kGivesAct, typename Pre, int kWidth>
+template <typename Function, bool kGated, Beside kBeside, typename Pre, int kWidth>
 __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
     differentiate_rows(const Function function, const __grid_constant__ GradParams<Pre> p,
                        const __grid_constant__ SizedExperts experts, int row_warps) {
@@ -139,9 +158,9 @@ __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
   __shared__ float dots[kShareWarps];
   const Share share(row_warps);
   const bool holds = share.row < p.rows.in_use();
-  const float dot = holds ? differentiate_row<Function, kGated, kGivesAct, Pre, kWidth>(
-                                function, p, experts, share)
-                          : 0.0F;
+  const float dot =
+      holds ? differentiate_row<Function, kGated, kBeside, Pre, kWidth>(function, p, experts, share)
+            : 0.0F;
   if (p.grad_probs == nullptr) return;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const bool first = threadIdx.x % 32 == 0;
@@ -153,16 +172,16 @@ __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
   p.grad_probs[share.row] = total;
 }
 
-template <bool kGated, bool kGivesAct, int kWidth, typename Function, typename Pre>
+template <bool kGated, Beside kBeside, int kWidth, typename Function, typename Pre>
 void launch_grads_of(const Function& function, const ActivationRows& call,
                      const SizedExperts& experts, const GradParams<Pre>& params,
                      cudaStream_t stream) {
   if (experts.count == 0 && params.grad_probs == nullptr) {
-    launch_map(ActivationGradMap<Function, kGated, kGivesAct, Pre, kWidth>{function, params},
+    launch_map(ActivationGradMap<Function, kGated, kBeside, Pre, kWidth>{function, params},
                call.rows, call.size / kWidth, stream);
   } else {
     const RowLaunch rows(call, kWidth);
-    launch_early(differentiate_rows<Function, kGated, kGivesAct, Pre, kWidth>,
+    launch_early(differentiate_rows<Function, kGated, kBeside, Pre, kWidth>,
                  {rows.blocks, rows.threads}, stream, function, params, experts, rows.row_warps);
   }
 }
@@ -175,6 +194,7 @@ void launch_grads(const ActivationRows& call, const SizedExperts& experts,
                   cudaStream_t stream) {
   vectors = vectors && has_whole_vectors(call, experts) &&
             are_aligned(call.in, grads.grad, grads.grad_in, grads.act);
+  if (grads.fp8.values != nullptr && !vectors) check(cudaErrorMisalignedAddress);
   with_activation(call.function, [&]<bool kGated>(auto function) {
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
       const auto pre = make_pre.template operator()<T>();
@@ -188,10 +208,16 @@ void launch_grads(const ActivationRows& call, const SizedExperts& experts,
           .grad = grads.grad,
           .grad_in = grads.grad_in,
           .grad_probs = grads.grad_probs,
-          .act = grads.act};
+          .act = grads.act,
+          .fp8 = grads.fp8};
+      if constexpr (std::is_same_v<T, BFloat16> && kWidth == 8) {
+        if (grads.fp8.values != nullptr)
+          return launch_grads_of<kGated, Beside::kFp8, 8>(function, call, experts, params, stream);
+      }
       grads.act == nullptr
-          ? launch_grads_of<kGated, false, kWidth>(function, call, experts, params, stream)
-          : launch_grads_of<kGated, true, kWidth>(function, call, experts, params, stream);
+          ? launch_grads_of<kGated, Beside::kNothing, kWidth>(function, call, experts, params,
+                                                              stream)
+          : launch_grads_of<kGated, Beside::kAct, kWidth>(function, call, experts, params, stream);
     });
   });
 }

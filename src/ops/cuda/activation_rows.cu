@@ -1,5 +1,6 @@
 #include "ops/cuda/activation_math.cuh"
 #include "ops/cuda/activation_shares.cuh"
+#include "ops/cuda/fp8_rows.cuh"
 #include "ops/cuda/short_kernel.cuh"
 
 namespace tessera::cuda {
@@ -15,6 +16,7 @@ struct Params {
   const void* in;
   const float* probs;
   void* out;
+  Fp8Rows fp8;
 };
 
 template <bool kGated, typename Function, int kWidth>
@@ -30,7 +32,7 @@ __device__ __forceinline__ Floats<kWidth> activate(const Function& function,
 }
 
 /// Enough threads fit for one vector of each to keep the memory busy.
-template <typename Function, bool kGated, typename T, int kWidth>
+template <typename Function, bool kGated, bool kGivesFp8, typename T, int kWidth>
 struct ActivationMap {
   static constexpr int kUnroll = 1;
   static constexpr int kBlocks = 8;
@@ -54,8 +56,15 @@ struct ActivationMap {
   __device__ __forceinline__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
     Floats<kWidth> up = {};
     if constexpr (kGated) up = to_floats(loaded.up);
-    cuda::store(static_cast<T*>(p.out) + row * p.out_width + vector * kWidth,
-                activate<kGated>(function, to_floats(loaded.gate), up, loaded.prob));
+    const auto act = activate<kGated>(function, to_floats(loaded.gate), up, loaded.prob);
+    T* const to = static_cast<T*>(p.out) + row * p.out_width + vector * kWidth;
+    if constexpr (kGivesFp8) {
+      const auto rounded = to_bf16(act);
+      cuda::store(to, rounded);
+      store_fp8(p.fp8, row, static_cast<int>(vector) * kWidth, rounded);
+    } else {
+      cuda::store(to, act);
+    }
   }
 };
 
@@ -82,7 +91,7 @@ __global__ void __launch_bounds__(kShareThreads, kShareBlocks)
 }  // namespace
 
 void launch_activation(const ActivationRows& call, const SizedExperts& experts, void* out,
-                       cudaStream_t stream) {
+                       const Fp8Rows& fp8, cudaStream_t stream) {
   if (call.rows.bound == 0) return;
   const Params params = {.rows = call.rows,
                          .size = static_cast<int>(call.size),
@@ -90,13 +99,19 @@ void launch_activation(const ActivationRows& call, const SizedExperts& experts, 
                          .out_width = call.out_width,
                          .in = call.in,
                          .probs = call.probs,
-                         .out = out};
+                         .out = out,
+                         .fp8 = fp8};
   const bool vectors = has_whole_vectors(call, experts) && are_aligned(call.in, out);
+  if (fp8.values != nullptr && !vectors) check(cudaErrorMisalignedAddress);
   with_activation(call.function, [&]<bool kGated>(auto function) {
     using Function = decltype(function);
+    if (fp8.values != nullptr) {
+      return launch_map(ActivationMap<Function, kGated, true, BFloat16, 8>{function, params},
+                        call.rows, call.size / 8, stream);
+    }
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
       if (experts.count == 0) {
-        launch_map(ActivationMap<Function, kGated, T, kWidth>{function, params}, call.rows,
+        launch_map(ActivationMap<Function, kGated, false, T, kWidth>{function, params}, call.rows,
                    call.size / kWidth, stream);
       } else {
         const RowLaunch rows(call, kWidth);

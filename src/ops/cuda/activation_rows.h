@@ -4,6 +4,7 @@
 
 #include "core/dtype.h"
 #include "ops/activation_kind.h"
+#include "ops/cuda/fp8_rows.h"
 #include "ops/cuda/rows.h"
 
 /// The activation of dense and of routed rows; ops/activation and ops/expert_activation say what
@@ -33,17 +34,20 @@ struct ActivationRows {
   const float* probs;  ///< [rows], or null: 1
 };
 
-/// out = act(in) · prob.
+/// out = act(in) · prob, and the same as FP8 where that has an address; then rows have one size, a
+/// multiple of 128, and addresses are multiples of 16 bytes.
 void launch_activation(const ActivationRows& call, const SizedExperts& experts, void* out,
-                       cudaStream_t stream);
+                       const Fp8Rows& fp8, cudaStream_t stream);
 
 /// grad_in, from grad [rows, out_width], and, unless they are null, grad_probs [rows] = Σ act(in) ·
-/// grad and launch_activation's result act [rows, out_width], with the same bits.
+/// grad and launch_activation's result act [rows, out_width], with the same bits. Without act
+/// grad_in is given as FP8 too, where that has an address, as launch_activation does.
 struct ActivationGrads {
   const void* grad;
   void* grad_in;
   float* grad_probs;
   void* act = nullptr;
+  Fp8Rows fp8 = {};
 };
 void launch_activation_backward(const ActivationRows& call, const SizedExperts& experts,
                                 const ActivationGrads& grads, cudaStream_t stream);

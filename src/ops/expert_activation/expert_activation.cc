@@ -12,16 +12,35 @@ void check_probs(const Operator& op, const ValueType& probs_R, int64_t num_rows)
               "probs_R must be f32 [{}], got {}", num_rows, probs_R.to_string());
 }
 
+const QuantizeSpec kFp8 = {.scale = ScaleLayout::block(1, 128)};
+
+ValueType quantized(const ValueType& values) {
+  return Quantize(kFp8).infer({&values, 1})[Quantize::kY];
+}
+
 }  // namespace
 
-ExpertActivation::ExpertActivation(const ExpertActivationSpec& spec)
+ExpertActivation::ExpertActivation(const ExpertActivationSpec& spec, bool gives_fp8)
     : function_(spec.function),
       sizes_(spec.expert_sizes, "expert_activation"),
-      apply_prob_(spec.apply_prob) {}
+      apply_prob_(spec.apply_prob),
+      gives_fp8_(gives_fp8) {}
+
+bool ExpertActivation::has_short_blocks() const {
+  return sizes_.are_equal() && sizes_.largest() % 128 == 0;
+}
+
+OperatorPtr ExpertActivation::giving_quantized(int output, const Quantize& quantize) const {
+  const bool suits = output == kAct && tessera::has_short_blocks(quantize.spec());
+  if (gives_fp8_ || !suits || !has_short_blocks()) return nullptr;
+  auto result = std::make_shared<ExpertActivation>(*this);
+  result->gives_fp8_ = true;
+  return result;
+}
 
 std::string ExpertActivation::attributes() const {
-  return fmt::format("{} experts={}{}", to_string(function_), sizes_.to_string(),
-                     apply_prob_ ? " apply_prob" : "");
+  return fmt::format("{} experts={}{}{}", to_string(function_), sizes_.to_string(),
+                     apply_prob_ ? " apply_prob" : "", gives_fp8_ ? " gives_fp8" : "");
 }
 
 std::vector<ValueType> ExpertActivation::infer(std::span<const ValueType> inputs) const {
@@ -36,7 +55,13 @@ std::vector<ValueType> ExpertActivation::infer(std::span<const ValueType> inputs
   check_shape(*this,
               offsets.dtype == DType::kI64 && offsets.shape == Shape{sizes_.num_experts() + 1},
               "offsets must be i64 [{}], got {}", sizes_.num_experts() + 1, offsets.to_string());
-  return {with_last_dim(pre, sizes_.largest())};
+  std::vector<ValueType> results{with_last_dim(pre, sizes_.largest())};
+  if (gives_fp8_) {
+    check_shape(*this, has_short_blocks(), "cuts rows of equal multiples of 128 values, got {}",
+                sizes_.to_string());
+    results.push_back(quantized(results[kAct]));
+  }
+  return results;
 }
 
 void ExpertActivation::differentiate(GradientBuilder& builder) const {
@@ -52,8 +77,9 @@ void ExpertActivation::differentiate(GradientBuilder& builder) const {
 }
 
 std::string ExpertActivationBackward::attributes() const {
-  return fmt::format("{}{}{}", forward_.attributes(), gives_act_ ? " gives_act" : "",
-                     pre_format_ == RowFormat::kScaled ? " scaled_pre" : "");
+  return fmt::format("{}{}{}{}", forward_.attributes(), gives_act_ ? " gives_act" : "",
+                     pre_format_ == RowFormat::kScaled ? " scaled_pre" : "",
+                     gives_fp8_ ? " gives_fp8" : "");
 }
 
 std::vector<ValueType> ExpertActivationBackward::infer(std::span<const ValueType> inputs) const {
@@ -68,6 +94,11 @@ std::vector<ValueType> ExpertActivationBackward::infer(std::span<const ValueType
   std::vector<ValueType> results{pre};
   if (forward_.apply_prob()) results.push_back(inputs[input_set().position(kProbs)]);
   if (gives_act_) results.push_back(act);
+  if (gives_fp8_) {
+    check_shape(*this, !gives_act_ && forward_.has_short_blocks(),
+                "gives fp8 of rows of equal multiples of 128 values, and no activation beside");
+    results.push_back(quantized(results[kGradPre]));
+  }
   return results;
 }
 
@@ -77,13 +108,20 @@ OperatorPtr ExpertActivationBackward::giving_also(std::span<const ValueId> input
   const auto* activation = dynamic_cast<const ExpertActivation*>(&other);
   const bool is_own = activation != nullptr && activation->attributes() == forward_.attributes() &&
                       std::ranges::equal(inputs.subspan(kPre), other_inputs);
-  if (gives_act_ || !is_own || pre_format_ != RowFormat::kValues) return nullptr;
+  if (gives_act_ || gives_fp8_ || !is_own || pre_format_ != RowFormat::kValues) return nullptr;
   return std::make_shared<ExpertActivationBackward>(forward_, true);
 }
 
 OperatorPtr ExpertActivationBackward::reading_scaled_rows(int input) const {
   if (input != kPre) return nullptr;
-  return std::make_shared<ExpertActivationBackward>(forward_, gives_act_, RowFormat::kScaled);
+  return std::make_shared<ExpertActivationBackward>(forward_, gives_act_, RowFormat::kScaled,
+                                                    gives_fp8_);
+}
+
+OperatorPtr ExpertActivationBackward::giving_quantized(int output, const Quantize& quantize) const {
+  const bool suits = output == kGradPre && has_short_blocks(quantize.spec());
+  if (gives_act_ || gives_fp8_ || !suits || !forward_.has_short_blocks()) return nullptr;
+  return std::make_shared<ExpertActivationBackward>(forward_, false, pre_format_, true);
 }
 
 OperatorPtr make_expert_activation(const ExpertActivationSpec& spec) {

@@ -32,6 +32,10 @@ void check_rows(const Tensor& rows, const Tensor& offsets) {
          rows.shape[0]);
 }
 
+void quantize_short_blocks(const Tensor& values, const Tensor& to) {
+  quantize_on_host(Quantize({.scale = ScaleLayout::block(1, 128)}), values, to);
+}
+
 /// to = act(pre) · prob for one row, `width` elements before the next.
 template <bool kGated, typename Fn, typename T>
 void forward_row(Fn fn, const T* gate, int64_t width, float prob, int64_t size, T* to) {
@@ -69,6 +73,8 @@ void expert_activation(const ExpertActivation& op, const Args<ExpertActivation>&
     if (args.in(ExpertActivation::kPre).dtype == DType::kF32) return forward<float>(fn, op, args);
     return forward<Bf16>(fn, op, args);
   });
+  if (op.gives_fp8())
+    quantize_short_blocks(args.out(ExpertActivation::kAct), args.out(ExpertActivation::kActFp8));
 }
 
 /// One row's gradients. Pre: where gates and ups are, a pointer or a ScaledRow.
@@ -161,12 +167,13 @@ void expert_activation_backward(const ExpertActivationBackward& op,
                                             : backward<T>(fn, op, args, ValueRowsOf<T>(pre));
     });
   });
+  if (op.gives_fp8()) quantize_short_blocks(args.out(Op::kGradPre), args.out(Op::kGradPreFp8));
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_expert_activation_cpu, table) {
-  add_kernel<ExpertActivation>(table, expert_activation);
+  add_kernel<ExpertActivation>(table, expert_activation, {.takes = takes_scaled_rows});
   add_kernel<ExpertActivationBackward>(table, expert_activation_backward,
                                        {.takes = takes_scaled_rows});
 }

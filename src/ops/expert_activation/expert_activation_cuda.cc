@@ -21,6 +21,18 @@ cuda::ActivationRows describe(const ExpertActivation& op, const Args<Op>& args) 
           .probs = op.apply_prob() ? args.in(Op::kProbs).template as<float>() : nullptr};
 }
 
+/// Where rows of FP8 are to be written.
+cuda::Fp8Rows fp8_rows(const Tensor& y) {
+  return {.values = static_cast<uint8_t*>(y.data),
+          .scales = row_scales_of(y).as<float>(),
+          .columns = y.shape[1]};
+}
+
+void check_fp8(const Operator& op, const ValueType& values) {
+  check_shape(op, values.dtype == DType::kBF16, "on a GPU gives fp8 of bf16, got {}",
+              values.to_string());
+}
+
 int64_t check_experts(const ExpertActivation& op) {
   if (!op.sizes().are_equal())
     cuda::check_limit(op, op.sizes().num_experts(), cuda::kMaxSizedExperts,
@@ -40,8 +52,9 @@ cuda::SizedExperts sized_experts(const ExpertActivation& op, const Tensor& offse
 
 void expert_activation(const ExpertActivation& op, const Args<ExpertActivation>& args) {
   using Op = ExpertActivation;
-  cuda::launch_activation(describe(op, args), sized_experts(op, args.in(Op::kOffsets)),
-                          args.out(Op::kAct).data, cuda::stream_of(args));
+  cuda::launch_activation(
+      describe(op, args), sized_experts(op, args.in(Op::kOffsets)), args.out(Op::kAct).data,
+      op.gives_fp8() ? fp8_rows(args.out(Op::kActFp8)) : cuda::Fp8Rows{}, cuda::stream_of(args));
 }
 
 void expert_activation_backward(const ExpertActivationBackward& backward,
@@ -56,7 +69,8 @@ void expert_activation_backward(const ExpertActivationBackward& backward,
       .grad = args.in(Op::kGrad).data,
       .grad_in = args.out(Op::kGradPre).data,
       .grad_probs = op.apply_prob() ? args.out(Op::kGradProbs).as<float>() : nullptr,
-      .act = backward.gives_act() ? args.out(Op::kAct).data : nullptr};
+      .act = backward.gives_act() ? args.out(Op::kAct).data : nullptr,
+      .fp8 = backward.gives_fp8() ? fp8_rows(args.out(Op::kGradPreFp8)) : cuda::Fp8Rows{}};
   if (backward.pre_format() == RowFormat::kValues)
     return cuda::launch_activation_backward(rows, experts, grads, cuda::stream_of(args));
   cuda::launch_scaled_activation_backward(
@@ -66,19 +80,21 @@ void expert_activation_backward(const ExpertActivationBackward& backward,
       experts, grads, cuda::stream_of(args));
 }
 
-int64_t forward_workspace(const ExpertActivation& op, std::span<const ValueType> /*inputs*/) {
+int64_t forward_workspace(const ExpertActivation& op, std::span<const ValueType> inputs) {
+  if (op.gives_fp8()) check_fp8(op, inputs[ExpertActivation::kPre]);
   return check_experts(op);
 }
 
-int64_t backward_workspace(const ExpertActivationBackward& op,
-                           std::span<const ValueType> /*inputs*/) {
+int64_t backward_workspace(const ExpertActivationBackward& op, std::span<const ValueType> inputs) {
+  if (op.gives_fp8()) check_fp8(op, inputs[ExpertActivationBackward::kGrad]);
   return check_experts(op.forward());
 }
 
 }  // namespace
 
 void add_expert_activation_cuda(KernelTable& table) {
-  add_kernel<ExpertActivation>(table, expert_activation, {.workspace = forward_workspace});
+  add_kernel<ExpertActivation>(table, expert_activation,
+                               {.workspace = forward_workspace, .takes = takes_scaled_rows});
   add_kernel<ExpertActivationBackward>(
       table, expert_activation_backward,
       {.workspace = backward_workspace, .takes = takes_scaled_rows});

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "ops/dequantize/quantized_giver_testing.h"
 #include "ops/dequantize/scaled_reader_testing.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/testing/gpu_kernel.h"
@@ -99,6 +100,32 @@ class ExpertActivationCuda : public testing::GpuTest {
           testing::expect_reads_scaled(ExpertActivationBackward(forward, gives_act),
                                        ExpertActivationBackward::kPre, values, spec, gpu());
       }
+    }
+  }
+
+  /// BF16 that is given as FP8 too, with `slack` rows behind the last expert's.
+  void check_quantized(int64_t size, const std::vector<int64_t>& rows, int64_t slack,
+                       const ActivationFunction& function) const {
+    Random random(5, 10);
+    const std::vector<int64_t> ends = offsets_of(rows);
+    const int64_t bound = ends.back() + slack;
+    const OwnedTensor offsets = testing::tensor_of_i64({std::ssize(ends)}, ends);
+    const OwnedTensor probs = testing::random_tensor(DType::kF32, {bound}, random);
+    for (const bool apply_prob : {false, true}) {
+      const ExpertActivation forward({.function = function,
+                                      .expert_sizes = std::vector<int64_t>(rows.size(), size),
+                                      .apply_prob = apply_prob});
+      const OwnedTensor grad = testing::random_tensor(DType::kBF16, {bound, size}, random);
+      const OwnedTensor pre =
+          testing::random_tensor(DType::kBF16, {bound, forward.pre_width()}, random, 4.0);
+      std::vector<Tensor> values{pre};
+      if (apply_prob) values.push_back(probs);
+      values.push_back(offsets);
+      testing::expect_gives_quantized(forward, ExpertActivation::kAct, values, ends.back(), gpu());
+      values.insert(values.begin(), grad);
+      testing::expect_gives_quantized(ExpertActivationBackward(forward),
+                                      ExpertActivationBackward::kGradPre, values, ends.back(),
+                                      gpu());
     }
   }
 
@@ -202,6 +229,19 @@ TEST_F(ExpertActivationCuda, GradientsOfFp8AreThoseOfWhatItStandsFor) {
     }
   }
   check_scaled({2600, 2600}, {5, 2}, 0, Activation::kSwiGLU, DType::kBF16);
+}
+
+TEST_F(ExpertActivationCuda, WhatIsGivenAsFp8TooHasTheBitsOfQuantize) {
+  for (const ActivationFunction& function : kFunctions) {
+    check_quantized(768, {20, 0, 31}, 9, function);
+    check_quantized(128, {1, 5}, 0, function);
+    check_quantized(2560, {5, 2}, 3, function);
+    check_quantized(384, {0, 0}, 4, function);
+  }
+}
+
+TEST_F(ExpertActivationCuda, TinyExpertsThatGiveFp8) {
+  check_quantized(128, {3, 0, 2}, 1, Activation::kSwiGLU);
 }
 
 TEST_F(ExpertActivationCuda, TinyExpertsOfFp8) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/dequantize/quantized_giver_testing.h"
 #include "ops/dequantize/scaled_reader_testing.h"
 #include "ops/testing/op_test.h"
 
@@ -263,6 +264,45 @@ TEST(ExpertActivation, GradientsOfFp8AreThoseOfWhatItStandsFor) {
       }
     }
   }
+}
+
+TEST(ExpertActivation, WhatIsGivenAsFp8TooHasTheBitsOfQuantize) {
+  Random random(8, 11);
+  const Backend backend(kernels());
+  for (const ActivationFunction& function : kFunctions) {
+    for (const bool apply_prob : {false, true}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        for (const std::vector<int64_t>& rows : {std::vector<int64_t>{4, 0, 3}, {0}}) {
+          const std::vector<int64_t> sizes(rows.size(), 256);
+          const Case c = make_case(function, apply_prob, sizes, rows);
+          const auto inputs = c.inputs(dtype, random);
+          const OwnedTensor grad = testing::random_tensor(dtype, {c.num_rows(), 256}, random);
+          std::vector<Tensor> values;
+          for (const TestInput& input : inputs) values.push_back(input.tensor);
+          const ExpertActivation forward(c.spec);
+          testing::expect_gives_quantized(forward, ExpertActivation::kAct, values, c.num_rows(),
+                                          backend);
+          values.insert(values.begin(), grad);
+          testing::expect_gives_quantized(ExpertActivationBackward(forward),
+                                          ExpertActivationBackward::kGradPre, values, c.num_rows(),
+                                          backend);
+        }
+      }
+    }
+  }
+}
+
+TEST(ExpertActivation, GivesNoOtherFp8) {
+  const Quantize quantize({.scale = ScaleLayout::block(1, 128)});
+  const ExpertActivation forward({.expert_sizes = {256, 256}});
+  const OperatorPtr gives = forward.giving_quantized(ExpertActivation::kAct, quantize);
+  ASSERT_NE(gives, nullptr);
+  EXPECT_EQ(dynamic_cast<const GivesQuantized&>(*gives).giving_quantized(0, quantize), nullptr);
+  EXPECT_EQ(ExpertActivation({.expert_sizes = {256, 128}}).giving_quantized(0, quantize), nullptr);
+  EXPECT_EQ(ExpertActivation({.expert_sizes = {192}}).giving_quantized(0, quantize), nullptr);
+  EXPECT_EQ(forward.giving_quantized(0, Quantize({})), nullptr);
+  EXPECT_EQ(ExpertActivationBackward(forward, true).giving_quantized(0, quantize), nullptr);
+  EXPECT_EQ(ExpertActivationBackward(forward).giving_quantized(1, quantize), nullptr);
 }
 
 TEST(ExpertActivation, RefusesFp8ThatItCannotRead) {

@@ -54,6 +54,9 @@ class Quantize final : public Operator {
 /// What its kernels take and give (KernelOptions::takes).
 bool takes_fp8(const Format& format);
 
+/// By the CPU's kernel, for those that quantize what they give.
+void quantize_on_host(const Quantize& op, const Tensor& x, const Tensor& y);
+
 OperatorPtr make_quantize(const QuantizeSpec& spec);
 void add_quantize_cpu(KernelTable& table);
 void add_quantize_cuda(KernelTable& table);

@@ -81,16 +81,18 @@ void quantize_as(const Quantize& op, const Tensor& x, const Tensor& y) {
 }
 
 void quantize(const Quantize& op, const Args<Quantize>& args) {
-  const Tensor& x = args.in(Quantize::kX);
-  const Tensor& y = args.out(Quantize::kY);
+  quantize_on_host(op, args.in(Quantize::kX), args.out(Quantize::kY));
+}
+
+}  // namespace
+
+void quantize_on_host(const Quantize& op, const Tensor& x, const Tensor& y) {
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     op.spec().element == DType::kE4M3 ? quantize_as<T, E4m3>(op, x, y)
                                       : quantize_as<T, E5m2>(op, x, y);
   });
 }
-
-}  // namespace
 
 void add_quantize_cpu(KernelTable& table) {
   add_kernel<Quantize>(table, quantize, {.takes = takes_fp8});

@@ -10,6 +10,7 @@
 #include "program/compile/stash_rows.h"
 #include "program/fusion/fuse_gathers.h"
 #include "program/fusion/fuse_producers.h"
+#include "program/fusion/fuse_quantize.h"
 #include "program/fusion/fuse_repeats.h"
 #include "program/fusion/fuse_sums.h"
 #include "program/fusion/join_expert_blocks.h"
@@ -36,6 +37,9 @@ bool where_recomputing(const Compilation& c) {
 }
 bool where_rounding(const Compilation& c) {
   return c.options.rounding.has_value();
+}
+bool where_rounding_on_devices(const Compilation& c) {
+  return where_rounding(c) && !c.backend.is_host();
 }
 bool where_keeping_rounded(const Compilation& c) {
   return in_training(c) && where_rounding(c) && c.options.rounding->keeps_rounded;
@@ -187,6 +191,12 @@ void join_repeats(Compilation& c) {
   });
 }
 
+void quantize_at_hand(Compilation& c) {
+  change_all(c.programs, [](const Program& program, const std::vector<ValueId>& /*kept*/) {
+    return fuse_quantize(program);
+  });
+}
+
 void join_small_products(Compilation& c) {
   change_all(c.programs, [](const Program& program, const std::vector<ValueId>& kept) {
     return join_products(program, kept);
@@ -254,6 +264,8 @@ constexpr Pass kPasses[] = {
      where_activations_fuse, fuse_activations},
     {"fuse_repeats", "nodes also give what others compute of the same values", in_training,
      join_repeats},
+    {"fuse_quantize", "what has values at hand quantizes them", where_rounding_on_devices,
+     quantize_at_hand},
     {"join_products", "small products of the same rows, or of one sum, become one", on_devices,
      join_small_products},
     {"schedule", "exchanges begin early, computation hides them", in_training, order_nodes},

@@ -64,7 +64,7 @@ TEST(Compile, PassesComeInOneOrder) {
                          "round_operands", "keep_quantized", "quantize_saved", "quantize_early",
                          "permute_again", "fuse_gradient_sums", "recompute",
                          "fuse_gradient_gathers", "split_weights", "fuse_producers", "fuse_repeats",
-                         "join_products", "schedule", "stash_rows", "set_aside"));
+                         "fuse_quantize", "join_products", "schedule", "stash_rows", "set_aside"));
 }
 
 TEST(Compile, EachGoalHasItsPasses) {
@@ -82,9 +82,9 @@ TEST(Compile, EachGoalHasItsPasses) {
       .split_weights = true,
       .rounding = OperandRounding{
           .recipe = &find_recipe("blockwise"), .keeps_rounded = true, .keeps_all_rounded = true}};
-  // "as built", and all but the three for devices, and stashing, which does not go with the split.
+  // "as built", and all but the four for devices, and stashing, which does not go with the split.
   EXPECT_EQ(std::ssize(passes_of(compile_block(Goal::kTrain, all))),
-            1 + std::ssize(compile_passes()) - 4);
+            1 + std::ssize(compile_passes()) - 5);
 }
 
 /// The weight's gradient of the linear: nobody reads it, so it may end with the program.
