@@ -116,28 +116,36 @@ requires(kIsCoded<kTokensOf>) struct Part<kTokensOf> {
   }
 };
 
-/// What a thread reads of a group's parts, which lie one below the other.
-template <Tokens kTokensOf>
+/// What a thread reads of a group's parts, which lie one below the other, or are gathered.
+template <Tokens kTokensOf, bool kGathers>
 struct Source {
   using Element = std::conditional_t<kIsCoded<kTokensOf>, uint8_t, BFloat16>;
 
-  const Element* first;
-  const float* scales;  // of this thread's columns of the first row
-  int scales_apart;     // from one row to the next
+  const Element* first;  // of this thread's columns: its first row, or the first token
+  const float* scales;
+  int scales_apart;  // from one row to the next
   int64_t num_columns;
   int num_rows;  // of the group, from this thread's first one on; none beyond the last column
+  const int32_t* sources;
+  Divider top_k;
 
   __device__ __forceinline__ Source(const TokenRows& rows, const Group& group, int64_t column)
-      : first(static_cast<const Element*>(rows.x) +
-              (group.first_row + own_row()) * rows.num_columns + column + own_column<kTokensOf>()),
+      : first(static_cast<const Element*>(rows.x) + column + own_column<kTokensOf>()),
         num_columns(rows.num_columns),
         num_rows(column + own_column<kTokensOf>() < rows.num_columns
                      ? static_cast<int>(group.end_row - group.first_row) - own_row()
                      : 0) {
+    const int64_t row = group.first_row + own_row();
+    if constexpr (kGathers) {
+      sources = rows.source + row;
+      top_k = rows.top_k;
+    } else {
+      first += row * rows.num_columns;
+    }
     if constexpr (kIsCoded<kTokensOf>) {
       scales_apart = static_cast<int>(divide_up(rows.num_columns, rows.columns_of_scale));
-      scales = rows.row_scales + (group.first_row + own_row()) * scales_apart +
-               (column + own_column<kTokensOf>()) / rows.columns_of_scale;
+      scales = rows.row_scales + (column + own_column<kTokensOf>()) / rows.columns_of_scale;
+      if constexpr (!kGathers) scales += row * scales_apart;
     }
   }
 
@@ -146,18 +154,28 @@ struct Source {
 
   /// Zeros behind the group's last token.
   __device__ __forceinline__ void load(int part, Part<kTokensOf>& to) const {
-    const Element* const from = first + int64_t{part} * kTokens * num_columns;
+    const int64_t row = int64_t{part} * kTokens;
     const int left = rows_left(part);
+    int64_t places[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) places[r] = r < left ? place_of(row + r) : -1;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       to.rows[r] = {};
       if constexpr (kIsCoded<kTokensOf>) to.scales[r] = 0;
-      if (r >= left) continue;
+      if (places[r] < 0) continue;
       reinterpret_cast<uint4&>(to.rows[r]) =
-          *reinterpret_cast<const uint4*>(from + r * num_columns);
-      if constexpr (kIsCoded<kTokensOf>)
-        to.scales[r] = scales[(int64_t{part} * kTokens + r) * scales_apart];
+          *reinterpret_cast<const uint4*>(first + places[r] * num_columns);
+      if constexpr (kIsCoded<kTokensOf>) to.scales[r] = scales[places[r] * scales_apart];
     }
+  }
+
+ private:
+  /// The row of x, from `first` on; negative where it is padding.
+  __device__ __forceinline__ int64_t place_of(int64_t row) const {
+    if constexpr (!kGathers) return row;
+    const int source = __ldg(sources + row);
+    return source < 0 ? -1 : static_cast<int64_t>(top_k.quotient(static_cast<uint32_t>(source)));
   }
 };
 
@@ -299,7 +317,7 @@ __device__ __forceinline__ void turn(const Part<kTokensOf>& part, const Factors<
 }
 
 /// A scale for 128 tokens: a part a block of threads.
-template <Tokens kTokensOf>
+template <Tokens kTokensOf, bool kGathers>
 __global__ void __launch_bounds__(kThreads)
     quantize_blocks_kernel(const TokenRows rows, int64_t y_columns) {
   __shared__ Tile<kTokensOf> tile;
@@ -309,7 +327,7 @@ __global__ void __launch_bounds__(kThreads)
   const Group group = find_group(rows, block);
   if (group.first_row == group.end_row) return;
   const int number = static_cast<int>(block - group.first_block);
-  const Source<kTokensOf> source(rows, group, column);
+  const Source<kTokensOf, kGathers> source(rows, group, column);
   Part<kTokensOf> part;
   source.load(number, part);
   Largest<kTokensOf> largest;
@@ -367,7 +385,7 @@ __device__ __forceinline__ float find_largest_of_cluster(float own) {
 
 /// A scale for a group's tokens: a part's columns of a group a cluster, whose blocks take parts in
 /// turns.
-template <Tokens kTokensOf>
+template <Tokens kTokensOf, bool kGathers>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kTokensOf>)
     quantize_groups_kernel(const TokenRows rows, int64_t y_columns) {
   __shared__ Tile<kTokensOf> tiles[2];
@@ -378,7 +396,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kTokensOf>)
   const int64_t column = static_cast<int64_t>(blockIdx.x / step) * kColumns<kTokensOf>;
   const Group group = load_group(rows, static_cast<int>(blockIdx.y));
   const int num_blocks = group.num_blocks();
-  const Source<kTokensOf> source(rows, group, column);
+  const Source<kTokensOf, kGathers> source(rows, group, column);
   Part<kTokensOf> kept[kKept];
   Largest<kTokensOf> largest;
 #pragma unroll
@@ -422,7 +440,7 @@ int choose_cluster(const TokenRows& rows) {
   return cluster;
 }
 
-template <Tokens kTokensOf>
+template <Tokens kTokensOf, bool kGathers>
 void launch_groups(const TokenRows& rows, int64_t y_columns, cudaStream_t stream) {
   const int cluster = choose_cluster(rows);
   cudaLaunchAttribute attribute{};
@@ -436,30 +454,35 @@ void launch_groups(const TokenRows& rows, int64_t y_columns, cudaStream_t stream
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, quantize_groups_kernel<kTokensOf>, rows, y_columns));
+  check(cudaLaunchKernelEx(&config, quantize_groups_kernel<kTokensOf, kGathers>, rows, y_columns));
 }
 
-template <Tokens kTokensOf>
+template <Tokens kTokensOf, bool kGathers>
 void launch_of(const TokenRows& rows, cudaStream_t stream) {
   const int64_t blocks = num_token_blocks(rows.num_rows, rows.num_groups);
-  if (!rows.by_block) return launch_groups<kTokensOf>(rows, blocks * kTokenBlock, stream);
+  if (!rows.by_block) return launch_groups<kTokensOf, kGathers>(rows, blocks * kTokenBlock, stream);
   if (blocks == 0) return;
   const dim3 parts(static_cast<unsigned>(divide_up(rows.num_columns, kColumns<kTokensOf>)),
                    static_cast<unsigned>(blocks));
-  quantize_blocks_kernel<kTokensOf><<<parts, kThreads, 0, stream>>>(rows, blocks * kTokenBlock);
+  quantize_blocks_kernel<kTokensOf, kGathers>
+      <<<parts, kThreads, 0, stream>>>(rows, blocks * kTokenBlock);
   check(cudaGetLastError());
 }
 
 }  // namespace
 
 void launch_quantize_tokens(const TokenRows& rows, cudaStream_t stream) {
+  const auto launch = [&]<Tokens kTokensOf>() {
+    rows.source == nullptr ? launch_of<kTokensOf, false>(rows, stream)
+                           : launch_of<kTokensOf, true>(rows, stream);
+  };
   switch (rows.dtype) {
     case DType::kE4M3:
-      return launch_of<Tokens::kE4m3>(rows, stream);
+      return launch.template operator()<Tokens::kE4m3>();
     case DType::kE5M2:
-      return launch_of<Tokens::kE5m2>(rows, stream);
+      return launch.template operator()<Tokens::kE5m2>();
     default:
-      return launch_of<Tokens::kBf16>(rows, stream);
+      return launch.template operator()<Tokens::kBf16>();
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/gather.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -22,24 +23,34 @@ enum class TokenScales : uint8_t {
 /// What y times its scales stands for is what RoundValues (ops/round_values/round_values.h) makes
 /// of x down columns: the scale is the least power of two with which no value is beyond E4M3's
 /// largest. That of a group without tokens is that of zeros. Source: DeepSeek-V3, section 3.3.2.
-class QuantizeTokens final : public Operator {
+///
+/// With `gather` it takes two inputs more, source_R I32 [R] and row_of_TK I32 [T, K]
+/// (ops/permute/permute.h), x is [T, C], and the rows are those that Permute makes of it.
+class QuantizeTokens final : public Operator, public TakesGather {
  public:
-  enum Input : int { kX, kOffsets };
+  enum Input : int { kX, kOffsets, kSource, kRowOf };
   enum Output : int { kY, kScales };
   static constexpr std::string_view kName = "quantize_tokens";
   /// Of which a GPU wants the columns of x to be a multiple.
   static constexpr int64_t kUnit = 16;
 
-  explicit QuantizeTokens(TokenScales scales) : scales_(scales) {}
+  explicit QuantizeTokens(TokenScales scales, bool gather = false)
+      : scales_(scales), gather_(gather) {}
   TokenScales scales() const { return scales_; }
   bool is_by_block() const { return scales_ == TokenScales::kBlock; }
+  bool gather() const { return gather_; }
   std::string_view name() const override { return kName; }
-  /// "e4m3 group", "e4m3 128".
+  /// "e4m3 group", "e4m3 128 gather".
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  OperatorPtr with_gather(int input) const override;
+  /// Tokens lie in the L2 cache longer than their copies.
+  double gather_cost(std::span<const ValueType> /*inputs*/) const override { return 0; }
+  double gradient_gather_cost(std::span<const ValueType> /*inputs*/) const override { return 0; }
 
  private:
   TokenScales scales_;
+  bool gather_;
 };
 
 /// An operator that reads what a QuantizeTokens makes takes E4M3 without scales of its own

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/fp8.h"
+#include "ops/permute/row_maps.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/quantize_tokens/token_blocks.h"
 #include "ops/round_values/round_math.h"
@@ -76,6 +77,22 @@ class CodedValues {
   int64_t scales_of_row_;
 };
 
+/// Rows that are gathered.
+template <typename Values>
+class GatheredValues {
+ public:
+  GatheredValues(const Values& values, const Tensor& source, const Tensor& row_of)
+      : values_(values), source_(source.as<int32_t>()), top_k_(top_k_of(row_of.shape)) {}
+  float operator()(int64_t row, int64_t column) const {
+    return source_[row] < 0 ? 0.0F : values_(source_[row] / top_k_, column);
+  }
+
+ private:
+  const Values& values_;
+  const int32_t* source_;
+  int64_t top_k_;
+};
+
 /// Of x without rows, which may lack scales too.
 struct NoValues {
   float operator()(int64_t /*row*/, int64_t /*column*/) const { return 0; }
@@ -106,11 +123,15 @@ void quantize_tokens(const Op& op, const Args<Op>& args) {
   std::span<const int64_t> offsets = all;
   if (args.inputs.size() > Op::kOffsets) offsets = args.in(Op::kOffsets).span<int64_t>();
   const std::vector<TokenRun> runs = find_runs(op, offsets);
-  const auto quantize = [&](const auto& values) {
+  const auto quantize_all = [&](const auto& values) {
 #pragma omp parallel for schedule(static)
     for (int64_t column = 0; column < x.shape[1]; ++column)
       quantize_column(runs, values, column, y.as<E4m3>() + column * y.shape[1],
                       args.out(Op::kScales));
+  };
+  const auto quantize = [&](const auto& values) {
+    if (!op.gather()) return quantize_all(values);
+    quantize_all(GatheredValues(values, args.in(Op::kSource), args.in(Op::kRowOf)));
   };
   if (x.num_elements() == 0) return quantize(NoValues());
   if (x.scale.is_scaled())

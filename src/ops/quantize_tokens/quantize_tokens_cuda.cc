@@ -1,5 +1,6 @@
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
+#include "ops/permute/row_maps.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/quantize_tokens/quantize_tokens_kernels.h"
 #include "ops/quantize_tokens/token_blocks.h"
@@ -17,13 +18,14 @@ constexpr int64_t kMostBlocks = 65535;
 int64_t check_types(const Op& op, std::span<const ValueType> inputs) {
   const ValueType& x = inputs[Op::kX];
   const int64_t num_groups = inputs.size() > Op::kOffsets ? inputs[Op::kOffsets].shape[0] - 1 : 1;
+  const int64_t num_rows = op.gather() ? inputs[Op::kSource].shape[0] : x.shape[0];
   const bool has_values = x.dtype == DType::kBF16 || x.scale.is_scaled();
   check_shape(op, has_values && x.shape[1] % Op::kUnit == 0,
               "on a GPU takes rows of bf16 or fp8 of multiples of {} values, got {}", Op::kUnit,
               x.to_string());
   check_shape(op, columns_of_scale(x.scale, x.shape[1]) % Op::kUnit == 0,
               "on a GPU scales must be of multiples of 16 columns, got {}", x.to_string());
-  cuda::check_limit(op, num_token_blocks(x.shape[0], num_groups), kMostBlocks,
+  cuda::check_limit(op, num_token_blocks(num_rows, num_groups), kMostBlocks,
                     "blocks of 128 tokens");
   return 0;
 }
@@ -40,10 +42,14 @@ void quantize_tokens(const Op& op, const Args<Op>& args) {
        .y = static_cast<uint8_t*>(args.out(Op::kY).data),
        .scales = args.out(Op::kScales).as<float>(),
        .offsets = has_groups ? args.in(Op::kOffsets).as<int64_t>() : nullptr,
-       .num_rows = x.shape[0],
+       .num_rows = op.gather() ? args.in(Op::kSource).shape[0] : x.shape[0],
        .num_columns = x.shape[1],
        .num_groups = has_groups ? static_cast<int>(args.in(Op::kOffsets).shape[0] - 1) : 1,
-       .by_block = op.is_by_block()},
+       .by_block = op.is_by_block(),
+       .source = op.gather() ? args.in(Op::kSource).as<int32_t>() : nullptr,
+       .top_k = op.gather()
+                    ? cuda::Divider(static_cast<uint32_t>(top_k_of(args.in(Op::kRowOf).shape)))
+                    : cuda::Divider()},
       cuda::stream_of(args));
 }
 

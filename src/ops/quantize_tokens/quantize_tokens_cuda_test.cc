@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
 
 #include "ops/cuda/device_buffer.h"
@@ -21,9 +22,10 @@ using testing::TokenCodes;
 
 class QuantizeTokensCuda : public testing::GpuTest {};
 
-/// What the GPU makes of x and leaves as it was, by its own kernel.
+/// What the GPU makes of x, or of rows that it gathers, and leaves as it was, by its own kernel.
 void run(const Tensor& x, TokenScales scales, const std::vector<int64_t>& offsets,
-         bool gives_offsets, const TokenCodes& found) {
+         bool gives_offsets, const TokenCodes& found,
+         const testing::GatheredRows* gathered = nullptr) {
   const Tensor& codes = found.codes.get();
   const Tensor& of = found.scales.get();
   DeviceBuffer from(x.num_bytes());
@@ -36,6 +38,9 @@ void run(const Tensor& x, TokenScales scales, const std::vector<int64_t>& offset
   DeviceBuffer y_scales(of.num_bytes());
   y_scales.copy_from(of.data);
   const DeviceBuffer device_offsets = to_device(offsets);
+  const Tensor source = gathered == nullptr ? Tensor{} : gathered->source.get();
+  DeviceBuffer device_source(std::max<int64_t>(source ? source.num_bytes() : 0, 4));
+  if (source) device_source.copy_from(source.data);
   launch_quantize_tokens(
       {.dtype = x.dtype,
        .x = from.as<void>(),
@@ -44,10 +49,12 @@ void run(const Tensor& x, TokenScales scales, const std::vector<int64_t>& offset
        .y = y.as<uint8_t>(),
        .scales = y_scales.as<float>(),
        .offsets = gives_offsets ? device_offsets.as<int64_t>() : nullptr,
-       .num_rows = x.shape[0],
+       .num_rows = source ? source.shape[0] : x.shape[0],
        .num_columns = x.shape[1],
        .num_groups = static_cast<int>(offsets.size()) - 1,
-       .by_block = scales == TokenScales::kBlock},
+       .by_block = scales == TokenScales::kBlock,
+       .source = source ? device_source.as<int32_t>() : nullptr,
+       .top_k = Divider(testing::GatheredRows::kChoices)},
       nullptr);
   check(cudaDeviceSynchronize());
   y.copy_to(codes.data);
@@ -99,6 +106,42 @@ void check_coded(const std::vector<int64_t>& counts, int64_t columns, Random& ra
     for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock})
       check_values(coded.tensor, scales, offsets);
   }
+}
+
+/// `counts` rows of experts, and two behind them, of 50 tokens in BF16 and in FP8.
+void check_gathered(const std::vector<int64_t>& counts, int64_t columns, Random& random) {
+  const std::vector<int64_t> offsets = testing::ends_of(counts);
+  const OwnedTensor ends = testing::tensor_of_i64({std::ssize(offsets)}, offsets);
+  const testing::GatheredRows gathered(offsets.back() + 2, random);
+  const OwnedTensor x =
+      testing::random_tensor(DType::kBF16, {testing::GatheredRows::kTokens, columns}, random, 10.0);
+  const testing::ScaledTensor coded = testing::quantize(x, {});
+  for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock}) {
+    for (const Tensor& from : {x.get(), coded.tensor}) {
+      const TokenCodes expected = testing::run_quantize_tokens(
+          QuantizeTokens(scales, true), {from, ends, gathered.source, gathered.row_of});
+      const TokenCodes found(std::vector<ValueType>{
+          {.dtype = expected.codes.get().dtype, .shape = expected.codes.get().shape},
+          {.dtype = expected.scales.get().dtype, .shape = expected.scales.get().shape}});
+      run(from, scales, offsets, true, found, &gathered);
+      for (const auto& [a, b] : {std::pair{found.codes.get(), expected.codes.get()},
+                                 std::pair{found.scales.get(), expected.scales.get()}})
+        EXPECT_EQ(std::memcmp(a.data, b.data, b.num_bytes()), 0)
+            << fmt::format("{} by {} {}", counts, columns, dtype_name(from.dtype));
+    }
+  }
+}
+
+TEST_F(QuantizeTokensCuda, TinyGroupsThatAreGathered) {
+  Random random(11, 1);
+  check_gathered({3, 0, 130}, 80, random);
+}
+
+TEST_F(QuantizeTokensCuda, GatheredRowsGiveTheHostsBits) {
+  Random random(12, 1);
+  check_gathered({1}, 16, random);
+  check_gathered({0, 700, 129, 2000}, 272, random);
+  check_gathered({5000, 1}, 144, random);
 }
 
 TEST_F(QuantizeTokensCuda, TinyGroupsOfFp8) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/cuda/divider.h"
 
 namespace tessera::cuda {
 
@@ -13,7 +14,7 @@ namespace tessera::cuda {
 /// are of multiples of kUnit columns.
 struct TokenRows {
   DType dtype = DType::kBF16;         ///< of x; or kE4M3, kE5M2
-  const void* x;                      ///< [R, C]
+  const void* x;                      ///< [R, C], or [T, C] where rows are gathered
   const float* row_scales = nullptr;  ///< of x, [R, C / columns_of_scale]
   int64_t columns_of_scale = 0;
   uint8_t* y;              ///< [C, N]
@@ -23,6 +24,8 @@ struct TokenRows {
   int64_t num_columns;
   int num_groups;
   bool by_block;
+  const int32_t* source = nullptr;  ///< [num_rows] of gathered rows: t·K + k, or -1; else null
+  Divider top_k = {};               ///< K
 };
 void launch_quantize_tokens(const TokenRows& rows, cudaStream_t stream);
 

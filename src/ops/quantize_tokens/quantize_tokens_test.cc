@@ -102,6 +102,47 @@ TEST(QuantizeTokens, TakesNoRowsOfFp8) {
   }
 }
 
+TEST(QuantizeTokens, GathersTheRowsThatPermuteMakes) {
+  Random random(6, 1);
+  const std::vector<int64_t> offsets = testing::ends_of({0, 3, 130, 0, 128});
+  const OwnedTensor ends = testing::tensor_of_i64({std::ssize(offsets)}, offsets);
+  const testing::GatheredRows gathered(offsets.back() + 2, random);
+  const int64_t tokens = testing::GatheredRows::kTokens;
+  for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock}) {
+    const QuantizeTokens op(scales, true);
+    const auto check = [&](const Tensor& x, const Tensor& rows) {
+      const TokenCodes found =
+          testing::run_quantize_tokens(op, {x, ends, gathered.source, gathered.row_of});
+      const TokenCodes expected = quantize_tokens(rows, scales, offsets);
+      for (const auto& [a, b] : {std::pair{found.codes.get(), expected.codes.get()},
+                                 std::pair{found.scales.get(), expected.scales.get()}})
+        EXPECT_EQ(std::memcmp(a.data, b.data, b.num_bytes()), 0) << dtype_name(x.dtype);
+    };
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const OwnedTensor x = testing::random_tensor(dtype, {tokens, 24}, random, 10.0);
+      check(x, gathered.rows_of(x));
+    }
+    const OwnedTensor x = testing::random_tensor(DType::kBF16, {tokens, 24}, random, 10.0);
+    const testing::ScaledTensor coded = testing::quantize(x, {});
+    check(coded.tensor, gathered.rows_of(testing::dequantize(coded.tensor, DType::kBF16)));
+  }
+}
+
+TEST(QuantizeTokens, RefusesMapsThatDoNotFit) {
+  const QuantizeTokens op(TokenScales::kGroup, true);
+  const ValueType x{.dtype = DType::kBF16, .shape = {50, 32}};
+  const ValueType offsets{.dtype = DType::kI64, .shape = {4}};
+  const ValueType source{.dtype = DType::kI32, .shape = {150}};
+  const ValueType row_of{.dtype = DType::kI32, .shape = {50, 3}};
+  EXPECT_EQ(op.infer(std::vector{x, offsets, source, row_of})[0].to_string(), "e4m3 [32, 512]");
+  EXPECT_EQ(op.with_gather(QuantizeTokens::kX), nullptr);
+  EXPECT_THROW(op.infer(std::vector{x, offsets}), UserError);
+  EXPECT_THROW(op.infer(std::vector{x, offsets, row_of, source}), UserError);
+  ValueType others = row_of;
+  others.shape = {49, 3};
+  EXPECT_THROW(op.infer(std::vector{x, offsets, source, others}), UserError);
+}
+
 /// Groups of any sizes lie behind each other.
 TEST(TokenBlocks, AreOfOneGroup) {
   Random random(4, 1);

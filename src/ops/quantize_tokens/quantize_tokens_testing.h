@@ -6,6 +6,7 @@
 #include "core/fp8.h"
 #include "core/memory.h"
 #include "ops/operator.h"
+#include "ops/permute/row_maps.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/testing/op_test.h"
 
@@ -42,11 +43,7 @@ struct TokenCodes {
 };
 
 /// By the CPU's kernel.
-inline TokenCodes quantize_tokens(const Tensor& x, TokenScales scales,
-                                  const std::vector<int64_t>& offsets) {
-  const QuantizeTokens op(scales);
-  const OwnedTensor ends = tensor_of_i64({std::ssize(offsets)}, offsets);
-  const std::vector<Tensor> inputs = {x, ends.get()};
+inline TokenCodes run_quantize_tokens(const QuantizeTokens& op, const std::vector<Tensor>& inputs) {
   std::vector<ValueType> types;
   for (const Tensor& input : inputs)
     types.push_back({.dtype = input.dtype, .shape = input.shape, .scale = input.scale});
@@ -57,5 +54,35 @@ inline TokenCodes quantize_tokens(const Tensor& x, TokenScales scales,
   table.find(QuantizeTokens::kName)->second(op, {.inputs = inputs, .outputs = outputs});
   return found;
 }
+
+inline TokenCodes quantize_tokens(const Tensor& x, TokenScales scales,
+                                  const std::vector<int64_t>& offsets) {
+  const OwnedTensor ends = tensor_of_i64({std::ssize(offsets)}, offsets);
+  return run_quantize_tokens(QuantizeTokens(scales), {x, ends.get()});
+}
+
+/// Maps of `num_rows` rows to some of 50 tokens with 3 choices, a few of them padding.
+struct GatheredRows {
+  static constexpr int64_t kTokens = 50;
+  static constexpr int64_t kChoices = 3;
+
+  OwnedTensor source;
+  OwnedTensor row_of;
+
+  GatheredRows(int64_t num_rows, Random& random)
+      : source(DType::kI32, {num_rows}), row_of(DType::kI32, {kTokens, kChoices}) {
+    for (int32_t& at : source.get().span<int32_t>())
+      at = static_cast<int32_t>(random.next_below(kTokens * kChoices + 10)) - 10;
+    for (int32_t& at : source.get().span<int32_t>()) at = std::max(at, -1);
+    for (int32_t& at : row_of.get().span<int32_t>()) at = -1;  // is not read
+  }
+
+  /// What Permute makes of x.
+  OwnedTensor rows_of(const Tensor& x) const {
+    OwnedTensor rows(x.dtype, {source.get().shape[0], x.shape[1]});
+    gather_rows(x, source, kChoices, rows);
+    return rows;
+  }
+};
 
 }  // namespace tessera::testing

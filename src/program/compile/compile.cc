@@ -74,12 +74,15 @@ void list_saved(Compiled& programs) {
 }
 
 /// Products in FP8 leave what they read of tokens to the gradients of weights alone: where these
-/// read what was not rounded, it is never permuted before them.
+/// read what was not rounded, or quantize it themselves, it is never permuted before them.
 bool gathers_for_fp8(const Compilation& c) {
   if (!c.options.rounding || c.backend.is_host()) return false;
   const OperandRounding& rounding = *c.options.rounding;
-  return rounding.fp8_products && !rounding.keeps_rounded && rounding.plain_weight_gradients &&
-         has_fp8_product(rounding.recipe->activation, rounding.recipe->weight);
+  const Recipe& recipe = *rounding.recipe;
+  const bool gather = rounding.plain_weight_gradients ||
+                      has_fp8_wgrad(recipe.token_gradient, recipe.token_activation);
+  return rounding.fp8_products && !rounding.keeps_rounded && gather &&
+         has_fp8_product(recipe.activation, recipe.weight);
 }
 
 /// Otherwise rows are rounded where they stand.

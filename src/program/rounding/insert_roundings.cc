@@ -35,6 +35,7 @@ class Inserter {
         permuted_[node.outputs[Permute::kRows]] = node.inputs;
       const std::vector<Operand> operands = choice.operands(node);
       const std::vector<ReadBefore> again = choice.read_before(node);
+      if (!operands.empty()) permute_before(node);
       if (rounding_.fp8_products && multiply_fp8(node, operands, again)) continue;
       for (const ReadBefore& input : again) reread(node, input.input, input.rows);
       for (const Operand& operand : operands) {
@@ -100,6 +101,18 @@ class Inserter {
   static bool is_tokens(const Node& node, const Operand& operand) {
     const auto product = find_product(*node.op);
     return product && product->rows == operand.input;
+  }
+
+  /// Rows that the gradient of a weight gathers, and that are rounded along tokens, are made first;
+  /// whoever quantizes them may gather them in turn (program/fusion/fuse_gathers.h).
+  void permute_before(Node& node) {
+    const auto* op = dynamic_cast<const GroupedMatmulWgrad*>(node.op.get());
+    if (op == nullptr || !op->gather()) return;
+    using Op = GroupedMatmulWgrad;
+    ValueId& wide = node.inputs[Op::kWide];
+    wide = once(make_permute(), {wide, node.inputs[Op::kSource], node.inputs[Op::kRowOf]}, ".rows");
+    node.inputs.resize(Op::kSource);
+    node.op = std::make_shared<Op>(op->sizes(), false, op->of_value());
   }
 
   /// What the cast by rows makes of an input takes its place.

@@ -177,7 +177,6 @@ class GradientOperands {
 
   /// The gradient is what the product gave: narrow of FC1, wide of FC2.
   std::vector<Operand> weight_gradient(const Node& node, const GroupedMatmulWgrad& op) const {
-    ensure(!op.gather(), "rows that a product gathers are to be rounded");
     equal(op.sizes());
     const Recipe& recipe = *rounding_.recipe;
     const ValueId offsets = node.inputs[GroupedMatmulWgrad::kOffsets];
