@@ -1,6 +1,6 @@
 """How the software of rows of bench/evidence/papers runs a step, by what is published of it: options of `tessera plan --explain`."""
 
-HOPPER = ("h100", "h200", "h800")
+from paper_kernels import HOPPER, attention_shares
 
 # What exchanges of experts' tokens are called here, and those of weights and gradients.
 TOKENS = ["ep", "experts", "etp"]
@@ -97,20 +97,13 @@ def graphs_of(row):
 # 4,096 tokens a micro-batch and less without graphs.
 LAUNCH_US = 75
 
-LATENT = ("DeepSeek", "Kimi", "Moonlight")
-# Table 9 of Megatron-Core MoE: TFLOPS of cuDNN's attention with DeepSeek-V3's heads, forward and backward, at 4,096 and 16,384 tokens. The
-# backward ones count five products for each two of forward; here the scores' second computation is not counted, so four.
-ATTENTION = {"hopper": ((553, 422), (638, 523), 989), "blackwell": ((1324, 1083), (1698, 1298), 2500)}
 # Bytes that the kernels move here over those of PyTorch's own, where permutation is not fused ("torch.scatter_add and torch.gather", MegaScale-MoE,
 # section 3.2): of K rows a token, gathered and then sorted by expert; multiplied by probabilities, put back in order and added.
 UNFUSED = {"permute": 0.3, "unpermute": 0.2}
 
 
-def attention_shares(row):
-    short, long, peak = ATTENTION["hopper" if row["hardware"] in HOPPER else "blackwell"]
-    forward, backward = long if row["sequence_length"] > 8192 else short
-    return {f"{kind}attention{end}": round(tflops / peak, 3) for kind in ("", "ring_")
-            for end, tflops in (("", forward), ("_backward", 0.8 * backward))}
+# The head's products in FP8 (fp8_output_proj): twice what BF16's reach of their rate on an H100.
+FP8_HEAD = 1.2
 
 
 def is_newest(row):
@@ -122,8 +115,11 @@ def is_newest(row):
 
 def shares_of(row):
     """Shares of the rates that the software's kernels reach, where published or counted, by operators' names; 0 of what others' kernels do."""
-    shares = attention_shares(row) if row["model"].startswith(LATENT) else {}
-    before_fusion = source_of(row) in ("Parallel Folding", "Megatron-LM") or "permute fusion off" in notes_of(row)
+    note = notes_of(row)
+    shares = attention_shares(row, "fp8_dot_product_attention true" in note)
+    if "fp8_output_proj true" in note:
+        shares["linear_cross_entropy_fused"] = FP8_HEAD
+    before_fusion = source_of(row) in ("Parallel Folding", "Megatron-LM") or "permute fusion off" in note
     if before_fusion or (source_of(row) == "MegaScale-MoE" and exposed_of(row)):
         shares |= UNFUSED
     if is_newest(row):

@@ -102,8 +102,9 @@ std::pair<std::string, double> parse_share(const std::string& text) {
           "--operator-share: found \"{}\"{}; tessera inspect --program shows a model's", name,
           judged);
   double share = 1;
+  constexpr double kMost = 4;  // above 1: what multiplies in a smaller format than here
   ConfigSchema schema;
-  schema.add("share", &share, "", between(0, 1));
+  schema.add("share", &share, "", between(0, kMost));
   schema.override_value("share", text.substr(sign + 1), fmt::format("--operator-share {}", text));
   return {name, share};
 }
