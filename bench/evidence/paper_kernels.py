@@ -25,10 +25,9 @@ CUDNN = {
 
 
 @functools.lru_cache
-def sustained_tflops(name):
-    """BF16's rate in a hardware's file."""
-    device = tomllib.loads((HARDWARE / f"{name}.toml").read_text())["device"]
-    return device["bf16_tflops"] * device.get("sustained_share", 1)
+def bf16_tflops(name):
+    """Of a hardware's data sheet. Kernels were timed one at a time: what power leaves of them in a step is the hardware's reach."""
+    return tomllib.loads((HARDWARE / f"{name}.toml").read_text())["device"]["bf16_tflops"]
 
 
 def has_plain_heads(row):
@@ -45,6 +44,6 @@ def attention_shares(row, fp8):
         return {}
     length = min(timed, key=lambda tokens: abs(tokens.bit_length() - row["sequence_length"].bit_length()))
     forward, backward = timed[length]
-    peak = sustained_tflops({"h100": "h100-ib", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}[device])
+    peak = bf16_tflops({"h100": "h100-ib", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}[device])
     return {f"{kind}attention{end}": round(tflops / peak, 3) for kind in ("", "ring_")
             for end, tflops in (("", forward), ("_backward", 0.8 * backward))}

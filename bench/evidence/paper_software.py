@@ -108,9 +108,8 @@ FP8_HEAD = 1.2
 
 def is_newest(row):
     """Whether grouped products on Blackwell do the activation behind them, and what is quantized for the next ("under development" in
-    Megatron-Core MoE, section 4.3.2): releases whose whole iteration is recorded, which needs such, and those after."""
-    newest = "full_iteration" in notes_of(row) or "26.08" in row["software"] or "August 2026" in row["software"]
-    return newest and row["precision"] == "fp8-mx"
+    Megatron-Core MoE, section 4.3.2): where the whole iteration is recorded, which needs such (use_transformer_engine_op_fuser)."""
+    return "full_iteration" in notes_of(row) and row["precision"] == "fp8-mx"
 
 
 def shares_of(row):

@@ -67,7 +67,7 @@ std::optional<double> stored_scores_seconds(const Node& node, const ValueType& q
   const double flops = products * 2 * scores * static_cast<double>(spec.head_size + value_size);
   const double bytes = passes * scores * static_cast<double>(dtype_size(q.dtype));
   return flops / (hardware.product_share * hardware.matrix_rate(dtype_name(q.dtype))) +
-         bytes / (hardware.memory_share * kGiga * hardware.memory_gbs);
+         bytes / (hardware.memory_share * hardware.memory_rate());
 }
 
 Pieces find_pieces(const Software& software, const Program& program) {
