@@ -1,6 +1,6 @@
 """How the software of rows of bench/evidence/papers runs a step, by what is published of it: options of `tessera plan --explain`."""
 
-from paper_kernels import HOPPER, attention_shares
+from paper_kernels import HOPPER, attention_shares, scan_shares
 
 # What exchanges of experts' tokens are called here, and those of weights and gradients.
 TOKENS = ["ep", "experts", "etp"]
@@ -96,6 +96,9 @@ def graphs_of(row):
 # Microseconds of PyTorch's host for one operator here outside of graphs, which is some ten kernels there of 5 to 10 us. Fitted, to steps of
 # 4,096 tokens a micro-batch and less without graphs.
 LAUNCH_US = 75
+# Of one of these kernels. Transformer Engine multiplies and quantizes expert by expert where no graph has all of a step: "individual cuBLASLt GEMMs
+# into multiple CUDA streams" (Megatron-Core MoE, section 4.3.2), "a naive way is to apply the quantization kernel to them one by one" (5.4.2).
+LAUNCH_EXPERT_US = 7.5
 
 # Bytes that the kernels move here over those of PyTorch's own, where permutation is not fused ("torch.scatter_add and torch.gather", MegaScale-MoE,
 # section 3.2): of K rows a token, gathered and then sorted by expert; multiplied by probabilities, put back in order and added.
@@ -115,7 +118,7 @@ def is_newest(row):
 def shares_of(row):
     """Shares of the rates that the software's kernels reach, where published or counted, by operators' names; 0 of what others' kernels do."""
     note = notes_of(row)
-    shares = attention_shares(row, "fp8_dot_product_attention true" in note)
+    shares = attention_shares(row, "fp8_dot_product_attention true" in note) | scan_shares(row)
     if "fp8_output_proj true" in note:
         shares["linear_cross_entropy_fused"] = FP8_HEAD
     before_fusion = source_of(row) in ("Parallel Folding", "Megatron-LM") or "permute fusion off" in note
@@ -148,7 +151,7 @@ def dispatch_of(row):
 
 def software_of(row):
     """Options of how the row's software runs."""
-    options = dispatch_of(row) + [f"--graphs={graphs_of(row)}", f"--launch-us={LAUNCH_US}"]
+    options = dispatch_of(row) + [f"--graphs={graphs_of(row)}", f"--launch-us={LAUNCH_US}", f"--launch-expert-us={LAUNCH_EXPERT_US}"]
     options += [f"--operator-share={name}={share}" for name, share in shares_of(row).items()]
     if pipelines_tp(row):
         options.append("--pipelined=tp")

@@ -178,6 +178,10 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
              "Microseconds of the host for an operator that is in no graph; 0: the "
              "hardware's",
              between(0, kManyThings));
+  add_number(*command, "--launch-expert-us", &plan.launch_expert_us,
+             "More of them for each expert, of products and quantization that go through experts "
+             "one by one",
+             between(0, kManyThings));
   CLI::Option* explain = command->add_flag("--explain", plan.explain,
                                            "Search nothing: simulate the configuration as it is");
   command

@@ -148,6 +148,7 @@ SimulationOptions make_options(const PlanArguments& arguments, const ModelConfig
   options.software = {.graphs = find_graphs(arguments, run),
                       .stores_scores = arguments.stored_scores,
                       .pipelined = arguments.pipelined};
+  options.software.expert_microseconds = arguments.launch_expert_us;
   if (arguments.launch_us > 0) options.software.launch_microseconds = arguments.launch_us;
   for (const std::string& text : arguments.operator_shares)
     options.software.operator_shares.insert(parse_share(text));
