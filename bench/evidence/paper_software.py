@@ -131,7 +131,7 @@ def pads_rows(row):
 def shares_of(row):
     """Shares of the rates that the software's kernels reach, where published or counted, by operators' names; 0 of what others' kernels do."""
     note = notes_of(row)
-    shares = attention_shares(row, "fp8_dot_product_attention true" in note) | scan_shares(row)
+    shares = attention_shares(row, "fp8_dot_product_attention true" in note, source_of(row) in NEW_MEGATRON) | scan_shares(row)
     if "fp8_output_proj true" in note:
         shares["linear_cross_entropy_fused"] = FP8_HEAD
     before_fusion = source_of(row) in ("Parallel Folding", "Megatron-LM") or "permute fusion off" in note
