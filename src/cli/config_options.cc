@@ -165,10 +165,11 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
                    "Groups, such as tp, whose exchanges travel piece by piece beside the product "
                    "that makes or reads them")
       ->delimiter(',');
-  command->add_option("--operator-share", plan.operator_shares,
-                      "Share of the rates that an operator reaches in place of what was measured, "
-                      "such as attention=0.35; above 1: it multiplies in a smaller format; 0: it is "
-                      "part of another's kernel");
+  command->add_option(
+      "--operator-share", plan.operator_shares,
+      "Share of the rates that an operator reaches in place of what was measured, "
+      "such as attention=0.35; above 1: it multiplies in a smaller format; 0: it is "
+      "part of another's kernel");
   command->add_flag("--stored-scores", plan.stored_scores,
                     "Attention stores its scores, as software does without a fused kernel");
   command->add_option("--graphs", plan.graphs,

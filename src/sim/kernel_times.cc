@@ -39,8 +39,8 @@ KernelTimes::KernelTimes(const Hardware& hardware, Shares shares)
 }
 
 double KernelTimes::roofline(const Hardware& hardware, std::string_view format, const Cost& cost) {
-  const double least = std::max({cost.flops / hardware.matrix_rate(format),
-                                 cost.bytes / hardware.memory_rate(), 1e-12});
+  const double least = std::max(
+      {cost.flops / hardware.matrix_rate(format), cost.bytes / hardware.memory_rate(), 1e-12});
   return least;
 }
 

@@ -55,8 +55,8 @@ TEST(Software, HostsMayGiveProductsExpertByExpert) {
   const ValueId offsets = program.add_input("offsets", {DType::kI64, {5}});
   const ValueId tokens = program.add_input(
       "tokens", {.dtype = DType::kBF16, .shape = {8, 16}, .ragged_dim = 0, .extent = rows});
-  program.add1(make_grouped_matmul({.group_sizes = {16, 16, 16, 16}}),
-               {tokens, weight, offsets}, "product");
+  program.add1(make_grouped_matmul({.group_sizes = {16, 16, 16, 16}}), {tokens, weight, offsets},
+               "product");
   program.add1(make_linear(), {tokens, weight}, "other");
   const auto seconds = [&](LaunchGraphs graphs, size_t node) {
     return host_seconds({.graphs = graphs, .expert_microseconds = 3}, machine(), program,
