@@ -20,7 +20,8 @@ BLACKWELL_PRECISIONS = {"bf16": PRECISIONS["bf16"], "fp8-cs": FP8, "fp8-mx": FP8
 # Megatron's modules by the values of a layer here. "core_attn" runs attention again, also a fused kernel's, and "moe" all from router to combination
 # (MoELayer.forward under tensor_parallel.checkpoint), of which the exchange back and the product before it are not computed again here.
 RECOMPUTED = {"full": ["all"], "layernorm": ["attn_norm", "mlp_norm"], "moe_act": ["expert_act"], "mlp": ["mlp_pre", "mlp_act"],
-              "mla_up_proj": ["k", "v", "q_rotated"], "moe": ["sent_in", "arrived_rows", "expert_in", "expert_pre", "expert_act", "moe.shared_pre", "moe.shared_act"],
+              "mla_up_proj": ["k", "v", "q_rotated"], "moe": ["sent_in", "arrived_rows", "expert_in", "expert_pre",
+                                                                              "expert_act", "moe.shared_pre", "moe.shared_act"],
               "shared_experts": ["moe.shared_pre", "moe.shared_act"], "core_attn": ["attn_out"]}
 UNKNOWN = "which is no value of a layer"
 
