@@ -6,7 +6,7 @@ import pathlib
 import re
 import subprocess
 
-from paper_software import HOPPER, dispatch_of, exposed_of, memory_of, notes_of, software_of, source_of
+from paper_software import HOPPER, NEW_MEGATRON, dispatch_of, exposed_of, memory_of, notes_of, software_of, source_of
 
 DATA = pathlib.Path(__file__).parent / "papers"
 HARDWARE = {"h100": "h100-ib", "h800": "h800-ib", "h200": "h200-ib", "b200": "b200-ib", "b300": "b300-ib", "gb200": "gb200-nvl72",
@@ -17,10 +17,12 @@ FP8 = ["--train.precision=fp8", "--precision.recipe=rowwise"]
 PRECISIONS = {"bf16": ["--train.precision=bf16"], "fp8-cs": FP8, "fp8-ds": FP8,
               "fp8-blockwise": ["--train.precision=fp8", "--precision.recipe=blockwise", "--precision.weight_gradients=false"]}
 BLACKWELL_PRECISIONS = {"bf16": PRECISIONS["bf16"], "fp8-cs": FP8, "fp8-mx": FP8}
-# Megatron's modules by the values of a layer here. Its core attention keeps scores only without a fused kernel.
+# Megatron's modules by the values of a layer here. "core_attn" runs attention again, also a fused kernel's, and "moe" all from router to combination
+# (MoELayer.forward under tensor_parallel.checkpoint), of which the exchange back and the product before it are not computed again here.
 RECOMPUTED = {"full": ["all"], "layernorm": ["attn_norm", "mlp_norm"], "moe_act": ["expert_act"], "mlp": ["mlp_pre", "mlp_act"],
-              "mla_up_proj": ["k", "v", "q_rotated"], "moe": ["expert_in", "expert_pre", "expert_act"],
-              "shared_experts": ["moe.shared_pre", "moe.shared_act"], "core_attn": []}
+              "mla_up_proj": ["k", "v", "q_rotated"], "moe": ["sent_in", "arrived_rows", "expert_in", "expert_pre",
+                                                                              "expert_act", "moe.shared_pre", "moe.shared_act"],
+              "shared_experts": ["moe.shared_pre", "moe.shared_act"], "core_attn": ["attn_out"]}
 UNKNOWN = "which is no value of a layer"
 
 def load_rows(only=""):
@@ -68,17 +70,48 @@ def layers_of(program, preset):
     return int(re.search(r"^num_layers\s*= (\d+)", done.stdout, re.MULTILINE).group(1))
 
 
-def cut_of(row, chunks):
-    """Options of a pipeline with so many chunks a stage, laid out as the row's note says where that comes to as many."""
-    if chunks == 1:
-        return []
-    options = ["--parallel.pipeline_schedule=interleaved", f"--parallel.pipeline_chunks={chunks}"]
+# What Megatron-Bridge's recipes of DeepSeek-V3 and Kimi-K2 give stages where they say nothing, by stages in all (map_pp_vp_to_layout in its
+# recipes/deepseek/deepseek_v3.py and recipes/kimi/kimi_k2.py).
+LAYOUTS = {4: "Et*16|t*16|t*16|t*13{}L", 8: "Et*8|(t*8|)*6t*5{}L", 16: "Et*4|(t*4|)*14t{}L"}
+
+
+# Models whose recipes count the embedding and the loss as layers (account_for_embedding_in_pipeline_split): their layers.
+COUNT_ENDS = {"Qwen3-235B": 94, "Qwen3-235B-A22B": 94, "Llama3.1-405B": 126}
+
+
+def even_layout(layers, parts):
+    """Parts of as many layers each where the ends count as one, or nothing where that does not come out even."""
+    if (layers + 2) % parts or parts < 2:
+        return ""
+    size = (layers + 2) // parts
+    end = f"t*{size - 1}" if size > 1 else ""
+    return f"E{end}|" + (f"(t*{size}|)*{parts - 2}" if parts > 2 else "") + f"{end}L"
+
+
+def pipeline_layouts_of(row, model, chunks):
+    """Layouts of the layers over stages, the source's own first: of the row's note, and of the recipe where that says nothing."""
     noted = re.search(r"(?:pp_layout|pipeline layout) (\S+?);?(?:\s|$)", row["note"] or "")
     if noted:
-        layout = re.sub(r"\((\w+)\)\*(\d+)\|?", r"(\1|)*\2", noted.group(1))
-        whole = re.sub(r"\(([^)]*)\)\*(\d+)", lambda match: match.group(1) * int(match.group(2)), layout)
-        if whole.count("|") + 1 == row["pp"] * chunks:
-            options.append(f"--parallel.pipeline_layout={layout}")
+        yield re.sub(r"\((\w+)\)\*(\d+)\|?", r"(\1|)*\2", noted.group(1))
+    parts = row["pp"] * chunks
+    if source_of(row) in NEW_MEGATRON and row["model"].startswith(("DeepSeek-V3", "Kimi")) and parts in LAYOUTS:
+        yield LAYOUTS[parts].format("m" if model["overrides"].get("model.mtp_layers") else "")
+    if source_of(row) in NEW_MEGATRON and row["model"] in COUNT_ENDS:
+        yield even_layout(COUNT_ENDS[row["model"]], parts)
+
+
+def count_parts(layout):
+    return re.sub(r"\(([^)]*)\)\*(\d+)", lambda match: match.group(1) * int(match.group(2)), layout).count("|") + 1
+
+
+def cut_of(row, model, chunks):
+    """Options of a pipeline with so many chunks a stage, laid out as its source says where that comes to as many."""
+    options = []
+    if chunks > 1:
+        options += ["--parallel.pipeline_schedule=interleaved", f"--parallel.pipeline_chunks={chunks}"]
+    layouts = [layout for layout in pipeline_layouts_of(row, model, chunks) if layout and count_parts(layout) == row["pp"] * chunks]
+    if row["pp"] > 1 and layouts:
+        options.append(f"--parallel.pipeline_layout={layouts[0]}")
     return options
 
 
@@ -170,14 +203,14 @@ def simulate(program, row, models):
     layers = model["overrides"].get("model.num_layers") or layers_of(program, model["preset"])
     exposed = exposed_of(row)
     for chunks in chunks_of(row, layers):
-        cut = (*memory_of(row, command), *cut_of(row, chunks), *software_of(row))
+        cut = (*memory_of(row, command), *cut_of(row, model, chunks), *software_of(row))
         found, why = run((*cut, *([f"--exposed={','.join(exposed)}"] if exposed else [])))
         if found is not None and (best is None or found["tflops"] > best[0]["tflops"]):
             best = (found, cut, chunks)
     if best is None:
         return {"row": row, "why": "refused: " + why}
     found, _, chunks = best
-    hidden = run((*command, *cut_of(row, chunks), *dispatch_of(row)))[0]
+    hidden = run((*command, *cut_of(row, model, chunks), *dispatch_of(row)))[0]
     theirs, figure = measured_of(row)
     slowest = min(found["stages"], key=lambda stage: stage["idle_seconds"])
     return {"row": row, "theirs": theirs, "figure": figure, "ours": found[figure], "error": found[figure] / theirs - 1, "chunks": chunks,
@@ -191,7 +224,7 @@ def simulate(program, row, models):
 def explain_here(program, one, models):
     """The row's layout as this program runs it, with its own dispatcher and all that it hides."""
     command, _ = command_of(program, one["row"], models)
-    return run((*command, *cut_of(one["row"], one["chunks"])))[0]
+    return run((*command, *cut_of(one["row"], models[one["row"]["model"]], one["chunks"])))[0]
 
 
 def search(program, row, models):

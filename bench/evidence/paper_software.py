@@ -1,6 +1,6 @@
 """How the software of rows of bench/evidence/papers runs a step, by what is published of it: options of `tessera plan --explain`."""
 
-HOPPER = ("h100", "h200", "h800")
+from paper_kernels import HOPPER, attention_shares, scan_shares
 
 # What exchanges of experts' tokens are called here, and those of weights and gradients.
 TOKENS = ["ep", "experts", "etp"]
@@ -96,48 +96,54 @@ def graphs_of(row):
 # Microseconds of PyTorch's host for one operator here outside of graphs, which is some ten kernels there of 5 to 10 us. Fitted, to steps of
 # 4,096 tokens a micro-batch and less without graphs.
 LAUNCH_US = 75
+# Of one of these kernels. Transformer Engine multiplies and quantizes expert by expert where no graph has all of a step: "individual cuBLASLt GEMMs
+# into multiple CUDA streams" (Megatron-Core MoE, section 4.3.2), "a naive way is to apply the quantization kernel to them one by one" (5.4.2).
+LAUNCH_EXPERT_US = 7.5
 
-LATENT = ("DeepSeek", "Kimi", "Moonlight")
-# Table 9 of Megatron-Core MoE: TFLOPS of cuDNN's attention with DeepSeek-V3's heads, forward and backward, at 4,096 and 16,384 tokens. The
-# backward ones count five products for each two of forward; here the scores' second computation is not counted, so four.
-ATTENTION = {"hopper": ((553, 422), (638, 523), 989), "blackwell": ((1324, 1083), (1698, 1298), 2500)}
 # Bytes that the kernels move here over those of PyTorch's own, where permutation is not fused ("torch.scatter_add and torch.gather", MegaScale-MoE,
 # section 3.2): of K rows a token, gathered and then sorted by expert; multiplied by probabilities, put back in order and added.
 UNFUSED = {"permute": 0.3, "unpermute": 0.2}
+# Where rows of experts are copied once more to be padded, before and after: "explicit padding and unpadding kernels introduce non-negligible
+# overheads", what fuses them "avoids one pass of global memory read and write" (Megatron-Core MoE, section 5.4.1).
+PADDED = {"permute": 0.4, "unpermute": 0.4}
+# gpt-oss's bias of the second product, which Megatron-LM adds expert by expert in F32 (TEGroupedMLP._apply_bias) and joins: bytes of both biases
+# here over those, 81 of 35 a row forward and 127 of 17 backward, at three quarters of the memory's rate.
+F32_BIAS = {"expert_bias": 0.32, "expert_bias_backward": 0.1}
 
 
-def attention_shares(row):
-    short, long, peak = ATTENTION["hopper" if row["hardware"] in HOPPER else "blackwell"]
-    forward, backward = long if row["sequence_length"] > 8192 else short
-    return {f"{kind}attention{end}": round(tflops / peak, 3) for kind in ("", "ring_")
-            for end, tflops in (("", forward), ("_backward", 0.8 * backward))}
+# The head's products in FP8 (fp8_output_proj): twice what BF16's reach of their rate on an H100.
+FP8_HEAD = 1.2
 
 
 def is_newest(row):
     """Whether grouped products on Blackwell do the activation behind them, and what is quantized for the next ("under development" in
-    Megatron-Core MoE, section 4.3.2): releases whose whole iteration is recorded, which needs such, and those after."""
-    newest = "full_iteration" in notes_of(row) or "26.08" in row["software"] or "August 2026" in row["software"]
-    return newest and row["precision"] == "fp8-mx"
+    Megatron-Core MoE, section 4.3.2): where the whole iteration is recorded, which needs such (use_transformer_engine_op_fuser)."""
+    return "full_iteration" in notes_of(row) and row["precision"] == "fp8-mx"
+
+
+def pads_rows(row):
+    """Whether FP8's rows of experts are padded by kernels of their own: recipes that do not set moe_router_padding_for_quantization, as
+    Nemotron-3-Super's and gpt-oss's do, and have no whole graph."""
+    return (source_of(row) == "Megatron-Bridge" and row["precision"].startswith("fp8") and not is_newest(row) and (row["ep"] or 1) > 1 and
+            not row["model"].startswith(("Nemotron-3-Super", "GPT-OSS", "DeepSeek-V4")))
 
 
 def shares_of(row):
     """Shares of the rates that the software's kernels reach, where published or counted, by operators' names; 0 of what others' kernels do."""
-    shares = attention_shares(row) if row["model"].startswith(LATENT) else {}
-    before_fusion = source_of(row) in ("Parallel Folding", "Megatron-LM") or "permute fusion off" in notes_of(row)
+    note = notes_of(row)
+    shares = attention_shares(row, "fp8_dot_product_attention true" in note, source_of(row) in NEW_MEGATRON) | scan_shares(row)
+    if "fp8_output_proj true" in note:
+        shares["linear_cross_entropy_fused"] = FP8_HEAD
+    before_fusion = source_of(row) in ("Parallel Folding", "Megatron-LM") or "permute fusion off" in note
     if before_fusion or (source_of(row) == "MegaScale-MoE" and exposed_of(row)):
         shares |= UNFUSED
+    if pads_rows(row):
+        shares |= PADDED
+    if row["model"].startswith("GPT-OSS") and not is_newest(row):
+        shares |= F32_BIAS
     if is_newest(row):
         shares |= {"expert_activation": 0, "expert_activation_backward": 0, "quantize_tokens": 1}
     return shares
-
-
-def stores_scores(row):
-    """Whether attention with sinks had no fused kernel: until whole iterations were recorded, and in 26.06.01 ("known regression" of cuDNN)."""
-    if not row["model"].startswith("GPT-OSS"):
-        return False
-    if row["precision"] == "bf16" or "26.06.01" in row["software"]:
-        return True
-    return "cuda_graph_impl transformer_engine" in notes_of(row)
 
 
 def pipelines_tp(row):
@@ -153,12 +159,10 @@ def dispatch_of(row):
 
 def software_of(row):
     """Options of how the row's software runs."""
-    options = dispatch_of(row) + [f"--graphs={graphs_of(row)}", f"--launch-us={LAUNCH_US}"]
+    options = dispatch_of(row) + [f"--graphs={graphs_of(row)}", f"--launch-us={LAUNCH_US}", f"--launch-expert-us={LAUNCH_EXPERT_US}"]
     options += [f"--operator-share={name}={share}" for name, share in shares_of(row).items()]
     if pipelines_tp(row):
         options.append("--pipelined=tp")
-    if stores_scores(row):
-        options.append("--stored-scores")
     if row["fsdp"] and source_of(row) == "Parallel Folding":
         options.append("--optim.gradient_compression=bf16")  # PyTorch's FSDP reduces gradients in the parameters' format
     if source_of(row) == "MegaScale-MoE" and row["cp"] > 1:

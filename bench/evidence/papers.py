@@ -68,7 +68,7 @@ def summarise(name, results):
     if not errors:
         return f"| {name} | 0 | | | | |"
     hidden = statistics.median([one["hidden"] for one in results])
-    return (f"| {name} | {len(errors)} | {statistics.median(errors):+.0%} | {statistics.median([abs(error) for error in errors]):.0%} | "
+    return (f"| {name} | {len(errors)} | {statistics.median(errors):+.0%} | {statistics.median([abs(error) for error in errors]):.1%} | "
             f"{sum(abs(error) <= NEAR for error in errors)} | {hidden:+.0%} |")
 
 

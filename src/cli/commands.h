@@ -167,6 +167,7 @@ struct PlanArguments {
   std::vector<std::string> operator_shares;  ///< "attention=0.35": of the rates
   bool stored_scores = false;                ///< attention stores its scores
   double launch_us = 0;                      ///< of an operator by itself; 0: the hardware's
+  double launch_expert_us = 0;               ///< more for each expert of products
   bool explain = false;                      ///< the given layout alone
   bool must_fit = true;                      ///< also where it is explained
   std::string write;                         ///< file for the best configuration; empty: none

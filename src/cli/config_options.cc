@@ -165,9 +165,11 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
                    "Groups, such as tp, whose exchanges travel piece by piece beside the product "
                    "that makes or reads them")
       ->delimiter(',');
-  command->add_option("--operator-share", plan.operator_shares,
-                      "Share of the rates that an operator reaches in place of what was measured, "
-                      "such as attention=0.35; 0: it is part of another's kernel");
+  command->add_option(
+      "--operator-share", plan.operator_shares,
+      "Share of the rates that an operator reaches in place of what was measured, "
+      "such as attention=0.35; above 1: it multiplies in a smaller format; 0: it is "
+      "part of another's kernel");
   command->add_flag("--stored-scores", plan.stored_scores,
                     "Attention stores its scores, as software does without a fused kernel");
   command->add_option("--graphs", plan.graphs,
@@ -176,6 +178,10 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
   add_number(*command, "--launch-us", &plan.launch_us,
              "Microseconds of the host for an operator that is in no graph; 0: the "
              "hardware's",
+             between(0, kManyThings));
+  add_number(*command, "--launch-expert-us", &plan.launch_expert_us,
+             "More of them for each expert, of products and quantization that go through experts "
+             "one by one",
              between(0, kManyThings));
   CLI::Option* explain = command->add_flag("--explain", plan.explain,
                                            "Search nothing: simulate the configuration as it is");

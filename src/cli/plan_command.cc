@@ -102,8 +102,9 @@ std::pair<std::string, double> parse_share(const std::string& text) {
           "--operator-share: found \"{}\"{}; tessera inspect --program shows a model's", name,
           judged);
   double share = 1;
+  constexpr double kMost = 4;  // above 1: what multiplies in a smaller format than here
   ConfigSchema schema;
-  schema.add("share", &share, "", between(0, 1));
+  schema.add("share", &share, "", between(0, kMost));
   schema.override_value("share", text.substr(sign + 1), fmt::format("--operator-share {}", text));
   return {name, share};
 }
@@ -147,6 +148,7 @@ SimulationOptions make_options(const PlanArguments& arguments, const ModelConfig
   options.software = {.graphs = find_graphs(arguments, run),
                       .stores_scores = arguments.stored_scores,
                       .pipelined = arguments.pipelined};
+  options.software.expert_microseconds = arguments.launch_expert_us;
   if (arguments.launch_us > 0) options.software.launch_microseconds = arguments.launch_us;
   for (const std::string& text : arguments.operator_shares)
     options.software.operator_shares.insert(parse_share(text));

@@ -8,6 +8,7 @@
 #include "core/text/names.h"
 #include "ops/registry/operator_names.h"
 #include "sim/hardware_texts.h"
+#include "sim/units.h"
 
 namespace tessera {
 namespace {
@@ -71,11 +72,15 @@ int64_t Hardware::host_memory_bytes() const {
 }
 
 double Hardware::matrix_rate(std::string_view format) const {
-  const double sustained = sustained_share * kTera;
-  if (format.starts_with("bf16") || format.starts_with("f16")) return bf16_tflops * sustained;
-  if (format.starts_with("e4m3") || format.starts_with("e5m2"))
-    return (fp8_tflops > 0 ? fp8_tflops : bf16_tflops) * sustained;
+  const bool is_fp8 = format.starts_with("e4m3") || format.starts_with("e5m2");
+  if (is_fp8 && fp8_tflops > 0) return reach.fp8 * fp8_tflops * kTera;
+  if (is_fp8 || format.starts_with("bf16") || format.starts_with("f16"))
+    return reach.bf16 * bf16_tflops * kTera;
   return f32_tflops * kTera;
+}
+
+double Hardware::memory_rate() const {
+  return reach.memory * memory_gbs * kGiga;
 }
 
 std::vector<KernelSample> Hardware::samples() const {
@@ -101,10 +106,6 @@ ConfigSchema make_hardware_schema(Hardware& h) {
   schema.add("device.bf16_tflops", &h.bf16_tflops, "Most of matrix products in BF16", rate);
   schema.add("device.fp8_tflops", &h.fp8_tflops, "Most of matrix products in FP8; 0: it has none",
              rate);
-  schema.add("device.sustained_share", &h.sustained_share,
-             "Share of device.bf16_tflops and device.fp8_tflops that products keep up, where power "
-             "limits them; utilisation is told of the whole",
-             between(0.01, 1));
   schema.add("device.memory_gbs", &h.memory_gbs, "GB/s read and written together", rate);
   schema.add("device.memory", &h.memory, "Memory of a device that training may take: \"80GiB\"");
   schema.add("node.devices", &h.node_devices, "Devices of a node", between(1, kMostDevices));
@@ -124,6 +125,15 @@ ConfigSchema make_hardware_schema(Hardware& h) {
              "Share of a device that an exchange takes from computation", between(0, 1));
   schema.add("kernels.like", &h.like,
              "Hardware whose kernels are taken to reach the same shares of the rates");
+  constexpr double kFar = 10;
+  const Range ratio = between(1 / kFar, kFar);
+  schema.add("kernels.reach_bf16", &h.reach.bf16,
+             "What products reach of device.bf16_tflops, over what the same ones reach of it on "
+             "the hardware of kernels.like; utilisation is told of the whole",
+             ratio);
+  schema.add("kernels.reach_fp8", &h.reach.fp8, "The same of device.fp8_tflops", ratio);
+  schema.add("kernels.reach_memory", &h.reach.memory,
+             "The same of device.memory_gbs and operators that memory binds", ratio);
   schema.add("kernels.gap_us", &h.gap_microseconds, "Microseconds between operators", rate);
   schema.add("kernels.step_us", &h.step_microseconds, "Microseconds of the host once a step", rate);
   schema.add("kernels.launch_us", &h.launch_microseconds,

@@ -25,6 +25,13 @@ struct KernelSample {
   double seconds = 0;
 };
 
+/// Shares of rates, over others: of products in BF16 and FP8, and of memory.
+struct Reach {
+  double bf16 = 1;
+  double fp8 = 1;
+  double memory = 1;
+};
+
 /// A machine as the simulator knows it: the contents of a hardware file. Rates of matrix products
 /// and memory are those that nothing exceeds; what kernels reach of them is measured
 /// (KernelSample), or an estimate where nothing was.
@@ -36,8 +43,6 @@ struct Hardware {
   double f32_tflops = 0;
   double bf16_tflops = 0;
   double fp8_tflops = 0;
-  /// The share of the last two that the device keeps up, where its power does not allow them.
-  double sustained_share = 1;
   double memory_gbs = 0;
   std::string memory;  ///< of a device
 
@@ -51,7 +56,9 @@ struct Hardware {
   /// The share of a device that an exchange takes from computation beside it.
   double exchange_share = 0;
 
-  std::string like;              ///< hardware whose kernels are taken to reach the same shares
+  std::string like;  ///< hardware whose kernels are taken to reach the same shares
+  /// What the same kernels reach of this hardware's rates, over what they reach of those of `like`.
+  Reach reach;
   double gap_microseconds = 0;   ///< between an operator and the next
   double step_microseconds = 0;  ///< of the host, once a step
   /// Of the host for an operator, given to the device one by one or recorded with others.
@@ -64,9 +71,11 @@ struct Hardware {
 
   int64_t memory_bytes() const;
   int64_t host_memory_bytes() const;
-  /// FLOP/s that matrix products of such operands keep up; of what has no rate of its own, those of
-  /// F32.
+  /// FLOP/s of matrix products of such operands, of which kernels reach what they do on `like`; of
+  /// what has no rate of its own, those of F32.
   double matrix_rate(std::string_view format) const;
+  /// Bytes a second, likewise.
+  double memory_rate() const;
   std::vector<KernelSample> samples() const;
 };
 

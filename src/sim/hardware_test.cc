@@ -115,12 +115,18 @@ TEST_F(HardwareFile, OfUnknownOperatorsIsRefused) {
     EXPECT_EQ(with_samples(fmt::format("\"{} bf16 0 1 1\"", name)), "") << name;
 }
 
-TEST(Hardware, ProductsKeepUpAShareOfTheirRates) {
-  const Hardware hardware{
-      .f32_tflops = 2, .bf16_tflops = 10, .fp8_tflops = 20, .sustained_share = 0.5};
+TEST(Hardware, KernelsReachSharesOfItsOwn) {
+  Hardware hardware{.f32_tflops = 2,
+                    .bf16_tflops = 10,
+                    .fp8_tflops = 20,
+                    .memory_gbs = 100,
+                    .reach = {.bf16 = 0.5, .fp8 = 1.5, .memory = 0.8}};
   EXPECT_DOUBLE_EQ(hardware.matrix_rate("f32"), 2e12);
   EXPECT_DOUBLE_EQ(hardware.matrix_rate("bf16"), 5e12);
-  EXPECT_DOUBLE_EQ(hardware.matrix_rate("e4m3 x rows"), 1e13);
+  EXPECT_DOUBLE_EQ(hardware.matrix_rate("e4m3 x rows"), 3e13);
+  EXPECT_DOUBLE_EQ(hardware.memory_rate(), 8e10);
+  hardware.fp8_tflops = 0;  // products of FP8 are then those of BF16
+  EXPECT_DOUBLE_EQ(hardware.matrix_rate("e4m3 x rows"), 5e12);
 }
 
 }  // namespace

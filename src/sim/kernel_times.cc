@@ -39,8 +39,8 @@ KernelTimes::KernelTimes(const Hardware& hardware, Shares shares)
 }
 
 double KernelTimes::roofline(const Hardware& hardware, std::string_view format, const Cost& cost) {
-  const double least = std::max({cost.flops / hardware.matrix_rate(format),
-                                 cost.bytes / (kGiga * hardware.memory_gbs), 1e-12});
+  const double least = std::max(
+      {cost.flops / hardware.matrix_rate(format), cost.bytes / hardware.memory_rate(), 1e-12});
   return least;
 }
 
@@ -81,7 +81,7 @@ double KernelTimes::seconds(std::string_view name, std::string_view format,
   }
   if (points == points_.end()) {
     const bool computes =
-        cost.flops / hardware_.matrix_rate(format) > cost.bytes / (kGiga * hardware_.memory_gbs);
+        cost.flops / hardware_.matrix_rate(format) > cost.bytes / hardware_.memory_rate();
     return least / (computes ? hardware_.product_share : hardware_.memory_share);
   }
   const double share = find_share(points->second, {log_of(cost.flops), log_of(cost.bytes)});

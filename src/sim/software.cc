@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention.h"
+#include "ops/quantize_tokens/quantize_tokens.h"
 #include "sim/units.h"
 #include "step/build/node_types.h"
 
@@ -38,14 +39,29 @@ std::optional<size_t> find_product(const Program& program, size_t exchange) {
   return std::nullopt;
 }
 
+/// Experts through which an operator that multiplies their rows, or quantizes them for that, goes;
+/// 0 of others.
+int64_t num_experts(const Program& program, const Node& node) {
+  const std::string_view name = node.op->name();
+  if (!name.starts_with("grouped_matmul") && !name.starts_with("scaled_grouped_") &&
+      name != QuantizeTokens::kName)
+    return 0;
+  for (const ValueType& type : program.types(node.inputs)) {
+    if (type.dtype == DType::kI64 && type.shape[0] > 1) return type.shape[0] - 1;
+  }
+  return 0;
+}
+
 }  // namespace
 
 double host_seconds(const Software& software, const Hardware& hardware, const Program& program,
                     const Node& node) {
   const bool recorded = software.graphs == LaunchGraphs::kAll ||
                         (software.graphs == LaunchGraphs::kStatic && !is_ragged(program, node));
-  return kMicro * (recorded ? hardware.graph_microseconds
-                            : software.launch_microseconds.value_or(hardware.launch_microseconds));
+  if (recorded) return kMicro * hardware.graph_microseconds;
+  const double launch = software.launch_microseconds.value_or(hardware.launch_microseconds);
+  const auto experts = static_cast<double>(num_experts(program, node));
+  return kMicro * (launch + software.expert_microseconds * experts);
 }
 
 std::optional<double> stored_scores_seconds(const Node& node, const ValueType& q,
@@ -67,7 +83,7 @@ std::optional<double> stored_scores_seconds(const Node& node, const ValueType& q
   const double flops = products * 2 * scores * static_cast<double>(spec.head_size + value_size);
   const double bytes = passes * scores * static_cast<double>(dtype_size(q.dtype));
   return flops / (hardware.product_share * hardware.matrix_rate(dtype_name(q.dtype))) +
-         bytes / (hardware.memory_share * kGiga * hardware.memory_gbs);
+         bytes / (hardware.memory_share * hardware.memory_rate());
 }
 
 Pieces find_pieces(const Software& software, const Program& program) {

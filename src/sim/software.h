@@ -26,6 +26,9 @@ struct Software {
   LaunchGraphs graphs = LaunchGraphs::kAll;
   /// Microseconds of the host for such an operator, in place of the hardware's.
   std::optional<double> launch_microseconds = {};
+  /// More of them for each expert of products, and of what is quantized for them, that software
+  /// gives the device expert by expert.
+  double expert_microseconds = 0;
   /// Shares of the rates that operators reach, by name, in place of what was measured; 0 of those
   /// that are part of another's kernel.
   std::map<std::string, double, std::less<>> operator_shares = {};

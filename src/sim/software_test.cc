@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/attention/attention.h"
+#include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
 
 namespace tessera {
@@ -45,6 +46,26 @@ TEST(Software, HostsGiveWhatIsInNoGraphOneByOne) {
   EXPECT_DOUBLE_EQ(seconds(LaunchGraphs::kStatic, 1), 10 * kMicro);
   EXPECT_DOUBLE_EQ(seconds(LaunchGraphs::kNone, 0), 10 * kMicro);
   EXPECT_DOUBLE_EQ(seconds(LaunchGraphs::kNone, 1, 75), 75 * kMicro);
+}
+
+TEST(Software, HostsMayGiveProductsExpertByExpert) {
+  Program program;
+  const ValueId weight = program.add_weight("weight", {DType::kBF16, {64, 16}});
+  const ValueId rows = program.add_input("rows", {DType::kI64, {1}});
+  const ValueId offsets = program.add_input("offsets", {DType::kI64, {5}});
+  const ValueId tokens = program.add_input(
+      "tokens", {.dtype = DType::kBF16, .shape = {8, 16}, .ragged_dim = 0, .extent = rows});
+  program.add1(make_grouped_matmul({.group_sizes = {16, 16, 16, 16}}), {tokens, weight, offsets},
+               "product");
+  program.add1(make_linear(), {tokens, weight}, "other");
+  const auto seconds = [&](LaunchGraphs graphs, size_t node) {
+    return host_seconds({.graphs = graphs, .expert_microseconds = 3}, machine(), program,
+                        program.nodes()[node]);
+  };
+  EXPECT_DOUBLE_EQ(seconds(LaunchGraphs::kNone, 0), 22 * kMicro);
+  EXPECT_DOUBLE_EQ(seconds(LaunchGraphs::kStatic, 0), 22 * kMicro);
+  EXPECT_DOUBLE_EQ(seconds(LaunchGraphs::kAll, 0), 0.5 * kMicro);
+  EXPECT_DOUBLE_EQ(seconds(LaunchGraphs::kNone, 1), 10 * kMicro);
 }
 
 TEST(Software, StoredScoresTakeTwoProductsAndPassesOverThem) {

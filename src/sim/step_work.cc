@@ -258,8 +258,9 @@ ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, d
 
 double StepWork::memory_seconds(const Task& task) const {
   const bool updates = task.action == TaskAction::kUpdate && hardware_.update_gbs > 0;
-  const double gbs = updates ? hardware_.update_gbs : hardware_.memory_share * hardware_.memory_gbs;
-  return static_cast<double>(task.bytes) / (kGiga * gbs);
+  const double rate =
+      updates ? kGiga * hardware_.update_gbs : hardware_.memory_share * hardware_.memory_rate();
+  return static_cast<double>(task.bytes) / rate;
 }
 
 /// What a task exchanges beside its own lane's group.

@@ -115,8 +115,15 @@ TEST_F(CliPlan, SimulatesOtherSoftware) {
   EXPECT_LT(step({"--pipelined=tp"})["step_seconds"], own["step_seconds"]);
   EXPECT_GT(step({"--stored-scores"})["step_seconds"], own["step_seconds"]);
   EXPECT_LT(step({"--operator-share=grouped_matmul=0"})["step_seconds"], own["step_seconds"]);
+  const auto attention = [&](const std::string& share) {
+    const Json stage = step({"--operator-share=attention=" + share})["stages"][0];
+    return stage["computed_by"]["attention"].get<double>();
+  };
+  EXPECT_NEAR(attention("0.8"), 2 * attention("1.6"), 1e-3 * attention("0.8"));
   expect_refused(plan({"--explain", "--graphs=some"}), {"--graphs", "\"some\"", "static"});
   expect_refused(plan({"--explain", "--operator-share=attention"}), {"--operator-share", "0.35"});
+  expect_refused(plan({"--explain", "--operator-share=attention=4.5"}),
+                 {"--operator-share attention=4.5", "from 0 to 4"});
   expect_refused(plan({"--explain", "--operator-share=atention=0.5"}),
                  {"\"atention\", which is no operator; did you mean 'attention'?"});
   expect_refused(plan({"--explain", "--pipelined=pp"}), {"--pipelined", "\"pp\""});
