@@ -1,7 +1,7 @@
 #pragma once
 
+#include "ops/cuda/fp8_cast.cuh"
 #include "ops/cuda/fp8_rows.h"
-#include "ops/quantize/fp8_cast.cuh"
 
 namespace tessera::cuda {
 

@@ -1,5 +1,5 @@
+#include "ops/cuda/fp8_cast.cuh"
 #include "ops/dequantize/dequantize_kernels.h"
-#include "ops/quantize/fp8_cast.cuh"
 
 namespace tessera::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "ops/dequantize/scaled_reader_testing.h"
-#include "ops/gives_quantized.h"
+#include "ops/quantize/gives_quantized.h"
 
 /// Operators that quantize what they give beside those whose results another quantizes.
 namespace tessera::testing {

@@ -2,8 +2,8 @@
 
 #include "ops/activation_kind.h"
 #include "ops/expert_sizes.h"
-#include "ops/gives_quantized.h"
 #include "ops/joins_producer.h"
+#include "ops/quantize/gives_quantized.h"
 #include "ops/reads_scaled_rows.h"
 
 namespace tessera {

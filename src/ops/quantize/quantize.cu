@@ -2,8 +2,8 @@
 // Blocks of 1 × 128 have 16 threads each, those of 128 × 128 a block of threads; rows, and blocks
 // of other sizes, a warp or a block of threads, which reads the elements twice where they are more
 // than its registers hold.
+#include "ops/cuda/fp8_cast.cuh"
 #include "ops/cuda/vector.cuh"
-#include "ops/quantize/fp8_cast.cuh"
 #include "ops/quantize/quantize_kernels.h"
 
 namespace tessera::cuda {

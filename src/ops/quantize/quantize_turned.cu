@@ -1,7 +1,7 @@
 // A block of threads takes 128 × 128 elements, which wait in registers while their scale is found,
 // and then lie in shared memory as they are turned. Scales of rows of y are found by a pass of
 // their own.
-#include "ops/quantize/fp8_cast.cuh"
+#include "ops/cuda/fp8_cast.cuh"
 #include "ops/quantize/quantize_kernels.h"
 
 namespace tessera::cuda {

@@ -4,8 +4,8 @@
 // tokens that is all. Where all tokens of a group share one, the blocks of a cluster have a group's
 // tokens of these columns between them and exchange the largest values; the first parts of each
 // stay in registers meanwhile, and the rest is read again, mostly from the L2 cache.
+#include "ops/cuda/fp8_cast.cuh"
 #include "ops/cuda/ptx/barrier.cuh"
-#include "ops/quantize/fp8_cast.cuh"
 #include "ops/quantize_tokens/quantize_tokens_kernels.h"
 #include "ops/quantize_tokens/token_blocks.h"
 

@@ -4,25 +4,12 @@
 #include <cstdint>
 
 #include "core/fp8.h"
-#include "ops/float_word.h"
+#include "ops/power_scale.h"
 #include "ops/round_values/cast_spec.h"
 
 /// The arithmetic of RoundValues, number by number, on CPUs and GPUs. Always inlined, so that
 /// sources for several CPU levels share no function.
 namespace tessera {
-
-/// Scales of smaller values would not be normal numbers.
-constexpr float kSmallestRounded = 0x1p-100F;
-
-/// The least power of two that, times `largest`, is not below `amax`, which is finite.
-TESSERA_HOST_DEVICE_INLINE float least_scale(float amax, float largest) {
-  constexpr uint32_t kDigits = 0x7fffffU;
-  const uint32_t word = word_of_float(amax > kSmallestRounded ? amax : kSmallestRounded);
-  const uint32_t of_largest = word_of_float(largest);
-  // One power more where the digits are beyond those of `largest`, by a carry.
-  const uint32_t power = (word + (kDigits - (of_largest & kDigits))) & ~kDigits;
-  return float_of_word(power + word_of_float(1.0F) - (of_largest & ~kDigits));
-}
 
 /// The nearest number of the type, to even, and of what is beyond the largest that one: as
 /// `Number(value)`, without branches.
@@ -72,8 +59,8 @@ TESSERA_HOST_DEVICE_INLINE uint32_t hash_place(uint32_t value, uint32_t place) {
 /// is infinite.
 template <typename Number>
 TESSERA_HOST_DEVICE_INLINE float scale_of_block(float amax, float unit, bool nested) {
+  if (!nested) return power_scale<Number>(amax);
   if (!(amax < INFINITY)) return NAN;
-  if (!nested) return least_scale(amax, Number::kLargest);
   return round_nearest<E4m3>(amax / Number::kLargest / unit) * unit;
 }
 

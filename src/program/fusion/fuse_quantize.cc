@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/gives_quantized.h"
+#include "ops/quantize/gives_quantized.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,8 @@
 #pragma once
 
+#include "core/fp8.h"
 #include "ops/cuda/fp8_values.cuh"
-#include "ops/round_values/round_math.h"
+#include "ops/power_scale.h"
 
 /// Casts to E4M3, or else E5M2, with scales that are powers of two.
 namespace tessera::cuda {
@@ -27,8 +28,8 @@ __device__ __forceinline__ Pack<uint8_t, kWidth> to_fp8(const Floats<kWidth>& va
 
 template <bool kE4m3>
 __device__ __forceinline__ float scale_for(float amax) {
-  if constexpr (kE4m3) return scale_of_block<E4m3>(amax, 1.0F, false);
-  return scale_of_block<E5m2>(amax, 1.0F, false);
+  if constexpr (kE4m3) return power_scale<E4m3>(amax);
+  return power_scale<E5m2>(amax);
 }
 
 template <typename T, int kWidth>
