@@ -22,6 +22,18 @@ TESSERA_LEVELED(void, widen_rows,
   convert_rows(from, to, rows, cols);
 }
 
+TESSERA_LEVELED(void, widen_rows,
+                (RowsAt<const Half> from, RowsAt<float> to, int64_t rows, int64_t cols),
+                (from, to, rows, cols)) {
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const Half* const source = from.data + row * from.stride;
+    float* const target = to.data + row * to.stride;
+#pragma omp simd
+    for (int64_t col = 0; col < cols; ++col) target[col] = static_cast<float>(source[col]);
+  }
+}
+
 TESSERA_LEVELED(void, narrow_rows,
                 (RowsAt<const float> from, RowsAt<Bf16> to, int64_t rows, int64_t cols),
                 (from, to, rows, cols)) {

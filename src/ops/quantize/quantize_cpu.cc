@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/fp8.h"
+#include "core/half.h"
 #include "ops/quantize/quantize.h"
 #include "ops/round_values/round_math.h"
 #include "ops/storage.h"
@@ -80,9 +81,20 @@ void quantize_as(const Quantize& op, const Tensor& x, const Tensor& y) {
   }
 }
 
+void round_to_half(const Tensor& x, const Tensor& y) {
+  auto* const to = y.as<Half>();
+  const int64_t count = y.num_elements();
+  with_storage(x.dtype, [&](auto storage) {
+    const auto* const from = x.as<decltype(storage)>();
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; ++i) to[i] = Half(static_cast<float>(from[i]));
+  });
+}
+
 void quantize(const Quantize& op, const Args<Quantize>& args) {
   const Tensor& x = args.in(Quantize::kX);
   const Tensor& y = args.out(Quantize::kY);
+  if (y.dtype == DType::kF16) return round_to_half(x, y);
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     op.spec().element == DType::kE4M3 ? quantize_as<T, E4m3>(op, x, y)

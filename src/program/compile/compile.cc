@@ -74,7 +74,8 @@ void list_saved(Compiled& programs) {
 bool gathers_for_fp8(const Compilation& c) {
   if (!c.options.rounding || c.backend.is_host()) return false;
   const OperandRounding& rounding = *c.options.rounding;
-  return rounding.fp8_products && !rounding.keeps_rounded && rounding.plain_weight_gradients &&
+  return !rounding.recipe->is_f16 && rounding.fp8_products && !rounding.keeps_rounded &&
+         rounding.plain_weight_gradients &&
          has_fp8_product(rounding.recipe->activation, rounding.recipe->weight);
 }
 
