@@ -60,7 +60,8 @@ TEST_F(CliHalfPrecision, RefusesWhatCannotBe) {
                  {"precision.hysteresis is set, but train.precision is \"f32\""});
   expect_refused(train_fp16("run", {"--optim.release_gradients=true", "--train.max_grad_norm=0"}),
                  {"optim.release_gradients", "set precision.loss_scale to a constant"});
-  expect_refused(train_fp16("run", {"--lora.rank=4"}), {"lora.rank", "train.precision = \"fp16\""});
+  expect_refused(train_fp16("run", {"--moe.experts=block_sparse"}),
+                 {"block_sparse", "train.precision = \"fp16\""});
 }
 
 }  // namespace

@@ -296,9 +296,7 @@ void validate_adapters(const Settings& settings) {
   const auto refuse = [&](bool wrong, std::string_view key, std::string_view why) {
     require(!wrong, "lora.rank is {}, which does not go with {}: {}", lora.rank, key, why);
   };
-  const Precision precision = settings.train.precision;
-  refuse(precision == Precision::kFp8 || precision == Precision::kFp16,
-         fmt::format("train.precision = \"{}\"", precision_name(precision)),
+  refuse(settings.train.precision == Precision::kFp8, "train.precision = \"fp8\"",
          "products beside adapters are not rounded; set train.precision = \"bf16\"");
   refuse(settings.optimizer_kind == OptimizerKind::kMuon, "optim.name = \"muon\"",
          "it is for whole matrices; leave optim.name out");

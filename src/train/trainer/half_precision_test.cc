@@ -165,6 +165,30 @@ TEST_F(HalfPrecision, DevicesHaveTheBitsOfTheHost) {
                            host);
 }
 
+/// Adapters' products, and those that they stand beside, read halves.
+TEST_F(HalfPrecision, AdaptersLearnAsF32) {
+  Settings base = fp16("base");
+  base.model.vocab_size = 320;
+  save(*run(base, 2));
+  Settings settings = base;
+  settings.run.init_from = base.run.folder;
+  settings.run.folder = folder_.file("half");
+  settings.model.lora = {.rank = 4, .alpha = 8};
+  take_losses();
+  const auto half = run(settings);
+  const std::vector<double> found = take_losses();
+  settings.run.folder = folder_.file("whole");
+  settings.train.precision = Precision::kF32;
+  const auto whole = run(settings);
+  const std::vector<double> expected = take_losses();
+  EXPECT_NE(found, expected);
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(found[i], expected[i], 4e-3 * expected[i]) << i;
+  EXPECT_LT(distance(moments_of(*half, "layers.0.attn.o.lora_b.weight"),
+                     moments_of(*whole, "layers.0.attn.o.lora_b.weight")),
+            0.05);
+}
+
 /// Text is scored as in training.
 TEST_F(HalfPrecision, EvaluationRoundsToo) {
   const Settings settings = fp16();
