@@ -41,14 +41,14 @@ struct Half {
     const uint32_t word = std::bit_cast<uint32_t>(value);
     const auto sign = static_cast<uint16_t>(word >> 16 & 0x8000U);
     const uint32_t magnitude = word & 0x7fffffffU;
-    if (magnitude > 0x7f800000U)
-      return static_cast<uint16_t>(sign | 0x7e00U | (magnitude >> kShift & 0x3ffU));
     const float shifted = std::bit_cast<float>(magnitude) + std::bit_cast<float>(kSubnormalUnit);
     const uint32_t small = std::bit_cast<uint32_t>(shifted) - kSubnormalUnit;
     const uint32_t rounded = magnitude + 0xfffU + (magnitude >> kShift & 1U);
     const uint32_t normal = (rounded - kRebias) >> kShift;
-    const uint32_t code = magnitude < kSmallestNormal ? small : normal;
-    return static_cast<uint16_t>(sign | (code < kInfinity ? code : kInfinity));
+    const uint32_t finite = magnitude < kSmallestNormal ? small : normal;
+    const uint32_t number = finite < kInfinity ? finite : kInfinity;
+    const uint32_t nan = 0x7e00U | (magnitude >> kShift & 0x3ffU);
+    return static_cast<uint16_t>(sign | (magnitude > 0x7f800000U ? nan : number));
   }
 };
 static_assert(sizeof(Half) == 2);

@@ -3,6 +3,7 @@
 
 #include "core/fp8.h"
 #include "core/half.h"
+#include "ops/half_rows.h"
 #include "ops/quantize/quantize.h"
 #include "ops/round_values/round_math.h"
 #include "ops/storage.h"
@@ -82,13 +83,18 @@ void quantize_as(const Quantize& op, const Tensor& x, const Tensor& y) {
 }
 
 void round_to_half(const Tensor& x, const Tensor& y) {
+  constexpr int64_t kChunk = 4096;
   auto* const to = y.as<Half>();
   const int64_t count = y.num_elements();
-  with_storage(x.dtype, [&](auto storage) {
-    const auto* const from = x.as<decltype(storage)>();
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < count; ++i) to[i] = Half(static_cast<float>(from[i]));
-  });
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < count; first += kChunk) {
+    const int64_t end = std::min(first + kChunk, count);
+    if (x.dtype == DType::kF32) {
+      to_halves(x.as<float>() + first, to + first, end - first);
+    } else {
+      for (int64_t i = first; i < end; ++i) to[i] = Half(static_cast<float>(x.as<Bf16>()[i]));
+    }
+  }
 }
 
 void quantize(const Quantize& op, const Args<Quantize>& args) {

@@ -31,7 +31,7 @@ std::string describe_halves(const LossScaling& scaling, bool on_host) {
   return fmt::format(
       "\nproducts of layers read F16 and give F32, {}; the loss scale is {}",
       on_host
-          ? "multiplied in F32, so slower than F32"
+          ? "multiplied in F32, so no faster than F32"
           : "multiplied on tensor cores, those of experts by a plain kernel, so slower than BF16",
       scale);
 }
