@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/testing/case_share.h"
 #include "train/infer/loaded_model.h"
 #include "train/testing/option_families.h"
@@ -23,6 +25,11 @@ using testing::moments_of;
 using testing::NamedLayout;
 using testing::RunEnd;
 using testing::state_of;
+
+NamedLayout layout_of(const std::string& name) {
+  const std::vector<NamedLayout> all = testing::layouts_for_checkpoints();
+  return *std::ranges::find(all, name, &NamedLayout::name);
+}
 
 /// Where no product is rounded, nothing is, and scales, being powers of two, change no bit.
 TEST_F(HalfPrecision, WithoutProductsIsF32) {
@@ -128,6 +135,39 @@ TEST_F(HalfPrecision, LayoutsAgree) {
     ASSERT_EQ(end.losses.size(), one.losses.size());
     for (size_t i = 0; i < one.losses.size(); ++i)
       EXPECT_NEAR(end.losses[i], one.losses[i], 0.01 * one.losses[i]) << "step " << i;
+  }
+}
+
+/// Tokens travel as halves by every exchange.
+TEST_F(HalfPrecision, ExchangesKeepTheBits) {
+  for (const DispatcherRequest dispatcher :
+       {DispatcherRequest::kAllToAll, DispatcherRequest::kDeduplicated}) {
+    NamedLayout layout = layout_of("ep2");
+    layout.parallel.dispatcher = dispatcher;
+    const auto run_on = [&](ExchangeSizes exchange) {
+      layout.parallel.exchange = exchange;
+      const Settings settings = of_layouts(fmt::format("exchange-{}", static_cast<int>(exchange)));
+      return testing::run_steps(settings, layout, 2, false);
+    };
+    const RunEnd exact = run_on(ExchangeSizes::kExact);
+    testing::expect_same_end(run_on(ExchangeSizes::kBounded), exact);
+  }
+}
+
+/// However weights and state are spread, a step that overflows changes no bit of them.
+TEST_F(HalfPrecision, NoRankUpdatesWhatOverflows) {
+  for (const NamedLayout& layout : testing::share_of_cases(testing::layouts_for_checkpoints(), 2)) {
+    SCOPED_TRACE(layout.name);
+    Settings settings = of_layouts(layout.name);
+    settings.precision.loss_scaling = {.initial = 0x1p60};
+    const std::vector<float> before =
+        testing::run_ranks(settings, layout, choose_host, [](Trainer&, int64_t) {});
+    const std::vector<float> after =
+        testing::run_ranks(settings, layout, choose_host, [](Trainer& trainer, int64_t) {
+          for (int step = 0; step < 2; ++step) EXPECT_TRUE(trainer.step().skipped());
+          EXPECT_EQ(trainer.loss_scale(), 0x1p58);
+        });
+    EXPECT_EQ(after, before);
   }
 }
 
