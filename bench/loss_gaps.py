@@ -55,6 +55,8 @@ FAMILIES = {
     "precision": {
         "bf16": ("", BF16),
         "f32": ("", ["--train.precision=f32"]),
+        "fp16": ("", ["--train.precision=fp16"]),
+        "fp16 unscaled": ("", ["--train.precision=fp16", "--precision.loss_scale=1"]),
         "rounding elsewhere": ("", [*BF16, "--optim.master=remainder"]),
         **{name: ("", ["--train.precision=fp8", *options]) for name, options in BF16_GRADIENTS.items()},
         **{recipe: ("", ["--train.precision=fp8", f"--precision.recipe={recipe}"]) for recipe in RECIPES},

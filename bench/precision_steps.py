@@ -26,6 +26,7 @@ FP8 = ["--train.precision=fp8"]
 BF16_GRADIENTS = "--precision.weight_gradients=false"
 PRECISIONS = {
     "bf16": ["--train.precision=bf16"],
+    "fp16": ["--train.precision=fp16"],
     "rowwise": [*FP8, "--precision.recipe=rowwise", BF16_GRADIENTS],
     "blockwise": [*FP8, "--precision.recipe=blockwise", BF16_GRADIENTS],
     "blockwise-primary": [*FP8, "--precision.recipe=blockwise", "--precision.primary_weights=fp8", BF16_GRADIENTS],

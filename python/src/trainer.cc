@@ -73,6 +73,7 @@ nb::dict to_dict(const StepRecord& record) {
   dict["grad_norm"] = record.grad_norm;
   dict["learning_rate"] = record.learning_rate;
   dict["clip_factor"] = record.clip_factor;
+  set_if(dict, "loss_scale", record.loss_scale);
   dict["seconds"] = record.step_seconds;
   dict["tokens_per_second"] = record.tokens_per_second;
   dict["tflops"] = record.tflops();

@@ -32,6 +32,7 @@ class StepMetrics:
     grad_norm: float  #: before clipping
     learning_rate: float
     clip_factor: float  #: what gradients were multiplied by
+    loss_scale: float | None  #: with FP16: that the step's losses were multiplied by
     seconds: float
     tokens_per_second: float
     tflops: float  #: model FLOPs of the step, 10^12 a second

@@ -60,6 +60,14 @@ bool is_storage(DType dtype) {
   return info_of(dtype).is_storage;
 }
 
+bool is_factor(DType dtype) {
+  return is_storage(dtype) || dtype == DType::kF16;
+}
+
+DType product_dtype(DType factor) {
+  return factor == DType::kF16 ? DType::kF32 : factor;
+}
+
 bool is_low_precision(DType dtype) {
   return info_of(dtype).is_low_precision;
 }

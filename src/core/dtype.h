@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Element types of tensors. What holds of each is in one table (dtype.cc). F16 is read and
-/// written, not computed with; E4M3 and E5M2 (core/fp8.h) are operands of scaled products.
+/// Element types of tensors. What holds of each is in one table (dtype.cc). F16
+/// (core/half.h) is an operand of products; E4M3 and E5M2 (core/fp8.h) are those of scaled ones.
 enum class DType : uint8_t { kF32, kBF16, kI32, kI64, kF64, kU8, kU16, kF16, kE4M3, kE5M2 };
 
 /// Bytes of one element.
@@ -22,6 +22,12 @@ bool is_storage(DType dtype);
 /// Whether a storage type has fewer digits than the F32 in which sums are made, so that what is
 /// stored is rounded, and trained weights have an F32 copy beside them.
 bool is_low_precision(DType dtype);
+
+/// Whether products read the type: the storage types, and F16.
+bool is_factor(DType dtype);
+
+/// The type of a product of such factors: theirs, or F32 of F16.
+DType product_dtype(DType factor);
 
 /// The top half of a float32, rounded to nearest even. Arithmetic happens in float.
 struct Bf16 {

@@ -68,6 +68,10 @@ bool is_unscaled(const Format& format) {
          format.element != DType::kE4M3 && format.element != DType::kE5M2;
 }
 
+bool takes_f16(const Format& format) {
+  return is_unscaled(format) || format == Format(DType::kF16);
+}
+
 void Kernel::check_class(const Operator& op) const {
   if (class_ == nullptr) return;
   const std::type_info& given = typeid(op);

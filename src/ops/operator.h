@@ -165,6 +165,8 @@ using FormatRule = bool (*)(const Format& format);
 
 /// Elements without scales, of every type but those of files alone and FP8, which has scales.
 bool is_unscaled(const Format& format);
+/// Those, and F16.
+bool takes_f16(const Format& format);
 
 /// What a kernel needs and can.
 template <typename Op>

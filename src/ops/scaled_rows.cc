@@ -18,7 +18,7 @@ ValueType values_of_scaled_rows(const Operator& op, const ValueType& rows, DType
 }
 
 bool takes_scaled_rows(const Format& format) {
-  return is_unscaled(format) || has_scaled_rows(format);
+  return takes_f16(format) || has_scaled_rows(format);
 }
 
 Tensor elements_of(const Tensor& rows) {

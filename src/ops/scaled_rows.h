@@ -13,7 +13,8 @@ bool has_scaled_rows(const Format& format);
 /// operator that reads them, where `rows` are none or have no scales of their own.
 ValueType values_of_scaled_rows(const Operator& op, const ValueType& rows, DType dtype);
 
-/// What a kernel that moves rows takes (KernelOptions::takes): those, and elements without scales.
+/// What a kernel that moves rows takes (KernelOptions::takes): those, and elements without scales,
+/// F16 too.
 bool takes_scaled_rows(const Format& format);
 
 /// The elements alone, and the scales: tensors of as many rows, without scales of their own.

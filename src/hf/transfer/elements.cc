@@ -2,53 +2,14 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "core/error.h"
+#include "core/half.h"
 
 namespace tessera {
 namespace {
-
-/// IEEE half precision; all its values are F32 values.
-struct Half {
-  uint16_t bits = 0;
-
-  Half() = default;
-  explicit Half(float value) : bits(round(value)) {}
-  operator float() const {
-    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000U) << 16;
-    const uint32_t exponent = (bits >> 10) & 0x1fU;
-    const uint32_t fraction = bits & 0x3ffU;
-    if (exponent == 0) {  // zero and subnormals
-      const float magnitude = static_cast<float>(fraction) * 0x1p-24F;
-      return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
-    }
-    const uint32_t wide = exponent == 0x1fU ? 0xffU : exponent + 112;
-    return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
-  }
-
- private:
-  static uint16_t round(float value) {
-    const uint32_t word = std::bit_cast<uint32_t>(value);
-    const auto sign = static_cast<uint16_t>(word >> 16 & 0x8000U);
-    const uint32_t magnitude = word & 0x7fffffffU;
-    if (magnitude > 0x7f800000U) {  // NaN keeps the top of its payload
-      return static_cast<uint16_t>(sign | 0x7e00U | (magnitude >> 13 & 0x3ffU));
-    }
-    constexpr uint32_t kOverflow = 0x477ff000U;  // 65520, halfway beyond the largest half
-    if (magnitude >= kOverflow) return static_cast<uint16_t>(sign | 0x7c00U);
-    constexpr uint32_t kSmallestNormal = 0x38800000U;  // 2^-14
-    if (magnitude < kSmallestNormal) {
-      const float scaled = std::bit_cast<float>(magnitude) * 0x1p24F;
-      return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(scaled)));
-    }
-    const uint32_t rounded = magnitude + 0xfffU + (magnitude >> 13 & 1U);
-    return static_cast<uint16_t>(sign | ((rounded >> 13) - (112U << 10)));
-  }
-};
-static_assert(sizeof(Half) == 2);
 
 template <typename T>
 T load(const std::byte* from) {

@@ -42,6 +42,12 @@ struct LossScales {
   float z_loss = 0;
   /// λ / D over the valid tokens of the global batch: of the losses of multi-token prediction.
   float mtp = 0;
+
+  /// All of them times a power of two.
+  LossScales times(double factor) const {
+    const auto by = static_cast<float>(factor);
+    return {.loss = loss * by, .balance = balance * by, .z_loss = z_loss * by, .mtp = mtp * by};
+  }
   bool operator==(const LossScales&) const = default;
 };
 

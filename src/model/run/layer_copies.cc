@@ -26,7 +26,7 @@ int64_t LayerCopies::count_bytes(const StagePrograms& programs) {
 }
 
 LayerCopies::LayerCopies(const StagePrograms& programs)
-    : memory_(count_bytes(programs), "copies of weights in FP8", programs.backend.device()) {
+    : memory_(count_bytes(programs), "copies of rounded weights", programs.backend.device()) {
   for (const auto& [layer, kind] : programs.of_layers) layers_.try_emplace(layer);
   visit_copies(programs, [this](int64_t layer, const std::string& name, const ValueType& type,
                                 int64_t offset) {

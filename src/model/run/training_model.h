@@ -79,6 +79,9 @@ class TrainingModel {
 
   /// Starts a step: the experts' step counts become zero, and scales those that were set.
   void begin_step();
+  /// Weights may have changed since the last step began: copies that are made of them are made
+  /// anew.
+  void forget_copies() { weight_copies_->forget(); }
   /// Forward and backward of one micro-batch through a model that is one chunk. REQUIRES bind().
   MicroBatchResult run(const MicroBatch& batch, const LossScales& scales,
                        const NodeObserver& observer = {});

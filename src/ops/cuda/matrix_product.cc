@@ -26,8 +26,16 @@ CublasHandle make_handle() {
 }
 
 cudaDataType_t data_type(DType dtype) {
-  ensure(is_storage(dtype), "a product of {}", dtype_name(dtype));
-  return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+  switch (dtype) {
+    case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    case DType::kF16:
+      return CUDA_R_16F;
+    default:
+      internal_error("a product of {}", dtype_name(dtype));
+  }
 }
 
 /// cuBLAS stores columns one after another: a row-major matrix is to it the transposed one.
@@ -126,7 +134,8 @@ MatrixProducts::Key MatrixProducts::key_of(const Gemm& product, const void* adde
                                            const ProductBatch& batch) {
   const int flags = (product.transpose_a ? 1 : 0) | (product.transpose_b ? 2 : 0) |
                     (product.input_type == DType::kF32 ? 4 : 0) |
-                    (product.output_type == DType::kF32 ? 8 : 0) | (product.accumulate ? 16 : 0);
+                    (product.output_type == DType::kF32 ? 8 : 0) | (product.accumulate ? 16 : 0) |
+                    (product.input_type == DType::kF16 ? 32 : 0);
   const Alignments alignments = alignments_of(product, addend, batch);
   return {product.m,         product.n,   product.k,      product.lda,    product.ldb,
           product.ldc,       flags,       alignments.a,   alignments.b,   alignments.c,

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "core/half.h"
 
 namespace tessera {
 
@@ -15,6 +15,7 @@ struct RowsAt {
 
 /// Copy [rows, cols] on all threads, rounding to nearest even.
 void widen_rows(RowsAt<const Bf16> from, RowsAt<float> to, int64_t rows, int64_t cols);
+void widen_rows(RowsAt<const Half> from, RowsAt<float> to, int64_t rows, int64_t cols);
 void narrow_rows(RowsAt<const float> from, RowsAt<Bf16> to, int64_t rows, int64_t cols);
 
 }  // namespace tessera

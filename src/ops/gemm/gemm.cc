@@ -167,21 +167,32 @@ void for_each_block(const Gemm& p, int64_t rows, int64_t cols, int64_t inners, F
   }
 }
 
-/// A BF16 product where oneDNN has none for the CPU: tile by tile in F32.
+/// Copies a part of an operand of low precision to a tile in F32.
+void widen(DType dtype, const void* from, int64_t stride, float* tile, int64_t rows, int64_t cols) {
+  if (dtype == DType::kF16) {
+    widen_rows(RowsAt<const Half>{static_cast<const Half*>(from), stride}, {tile, cols}, rows,
+               cols);
+  } else {
+    widen_rows(RowsAt<const Bf16>{static_cast<const Bf16*>(from), stride}, {tile, cols}, rows,
+               cols);
+  }
+}
+
+/// A product of F16, or of BF16 where oneDNN has none for the CPU: tile by tile in F32.
 void run_widened(ThreadContext& context, const Gemm& p) {
   float* a_tile = context.widened_tiles();
   float* b_tile = a_tile + kWidenedTile * kWidenedTile;
   for_each_block(p, kWidenedTile, kWidenedTile, kWidenedTile, [&](const GemmBlock& block) {
     Gemm part = part_of(p, block);
-    const auto widen = [](float* tile, const void* from, int64_t stride, int64_t rows,
+    const auto take = [&](float* tile, const void* from, int64_t stride, int64_t rows,
                           int64_t cols) {
-      widen_rows({static_cast<const Bf16*>(from), stride}, {tile, cols}, rows, cols);
+      widen(p.input_type, from, stride, tile, rows, cols);
       return cols;
     };
-    part.lda = p.transpose_a ? widen(a_tile, part.a, p.lda, part.k, part.m)
-                             : widen(a_tile, part.a, p.lda, part.m, part.k);
-    part.ldb = p.transpose_b ? widen(b_tile, part.b, p.ldb, part.n, part.k)
-                             : widen(b_tile, part.b, p.ldb, part.k, part.n);
+    part.lda = p.transpose_a ? take(a_tile, part.a, p.lda, part.k, part.m)
+                             : take(a_tile, part.a, p.lda, part.m, part.k);
+    part.ldb = p.transpose_b ? take(b_tile, part.b, p.ldb, part.n, part.k)
+                             : take(b_tile, part.b, p.ldb, part.k, part.n);
     part.a = a_tile;
     part.b = b_tile;
     part.input_type = DType::kF32;
@@ -191,7 +202,7 @@ void run_widened(ThreadContext& context, const Gemm& p) {
 }
 
 void run_to_f32(ThreadContext& context, const Gemm& p) {
-  if (context.supports(p.input_type)) {
+  if (p.input_type != DType::kF16 && context.supports(p.input_type)) {
     context.run(p);
   } else {
     run_widened(context, p);
@@ -232,8 +243,7 @@ void clear_result(const Gemm& p) {
 void check(const Gemm& p) {
   const bool bf16_in = p.input_type == DType::kBF16;
   const bool bf16_out = p.output_type == DType::kBF16;
-  ensure(bf16_in || p.input_type == DType::kF32, "gemm: inputs of type {}",
-         dtype_name(p.input_type));
+  ensure(is_factor(p.input_type), "gemm: inputs of type {}", dtype_name(p.input_type));
   ensure(p.output_type == DType::kF32 || (bf16_in && bf16_out && !p.accumulate),
          "gemm: {} result from {} inputs{}", dtype_name(p.output_type), dtype_name(p.input_type),
          p.accumulate ? ", accumulating" : "");

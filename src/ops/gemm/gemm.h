@@ -9,8 +9,9 @@ namespace tessera {
 
 /// C[m, n] = A·B, or C += A·B, row-major with leading dimensions in elements, accumulated in FP32.
 /// A is [m, k] (transpose_a: stored [k, m]); B is [k, n] (transpose_b: stored [n, k]).
-/// Types: A and B both F32 or both BF16; C is F32 or, for BF16 inputs, also BF16 (accumulate needs
-/// F32). m, n or k may be 0: k = 0 gives zeros (or leaves C where it accumulates).
+/// Types: A and B both F32, BF16 or F16; C is F32 or, for BF16 inputs, also BF16 (accumulate needs
+/// F32). Products of F16 are those of F32, which has all its values. m, n or k may be 0: k = 0
+/// gives zeros (or leaves C where it accumulates).
 struct Gemm {
   bool transpose_a = false;
   bool transpose_b = false;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/half.h"
 #include "core/process/cpu_level.h"
 #include "core/random.h"
 
@@ -83,6 +84,7 @@ void check_case(const Case& c, double tolerance) {
 void check_all_types(const Case& c) {
   check_case<float, float>(c, 1e-6);
   check_case<Bf16, float>(c, 1e-6);
+  check_case<Half, float>(c, 1e-6);
   if (!c.accumulate) check_case<Bf16, Bf16>(c, 4e-3);
 }
 

@@ -99,6 +99,12 @@ struct PlainWgradParams {
 };
 void launch_plain_wgrad(const PlainWgradParams& params, DType dtype, cudaStream_t stream);
 
+/// The same of F16, to F32, without a source. `by_vector`: addresses are multiples of 16 bytes, and
+/// wide and all experts' sizes multiples of 8.
+void launch_half_rows(const PlainRowsParams& params, bool by_out, bool by_vector,
+                      cudaStream_t stream);
+void launch_half_wgrad(const PlainWgradParams& params, bool by_vector, cudaStream_t stream);
+
 /// Blocks of two that run at once on the current GPU.
 int num_clusters();
 

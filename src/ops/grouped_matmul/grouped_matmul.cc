@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 bool is_matrix(const ValueType& type) {
-  return is_storage(type.dtype) && type.shape.rank() == 2;
+  return is_factor(type.dtype) && type.shape.rank() == 2;
 }
 
 void check_offsets(const Operator& op, const ValueType& offsets, int64_t num_experts) {
@@ -35,7 +35,7 @@ ValueType wide_rows(const Op& op, std::span<const ValueType> inputs, const Value
   if (!gather) return wide;
   check_source(op, inputs[Op::kSource]);
   check_row_of(op, inputs[Op::kRowOf]);
-  check_shape(op, is_matrix(wide), "what is gathered must be f32 or bf16 [T, H], got {}",
+  check_shape(op, is_matrix(wide), "what is gathered must be f32, bf16 or f16 [T, H], got {}",
               wide.to_string());
   check_same_first_dim(op, wide, inputs[Op::kRowOf], "what is gathered and row_of_TK");
   return rows_like(inputs[Op::kSource], wide.dtype, wide.shape[1]);
@@ -65,14 +65,16 @@ std::vector<ValueType> GroupedMatmul::infer(std::span<const ValueType> inputs) c
   const ValueType a = wide_rows(*this, inputs, inputs[kA], gather_);
   const ValueType& weight = inputs[kWeight];
   check_shape(*this, is_matrix(weight) && weight.shape[0] == sizes_.total(),
-              "weight must be f32 or bf16 [{}, H], got {}", sizes_.total(), weight.to_string());
+              "weight must be f32, bf16 or f16 [{}, H], got {}", sizes_.total(),
+              weight.to_string());
   const int64_t hidden_size = weight.shape[1];
   const bool out = side_ == GroupedSide::kOut;
   const int64_t width = out ? hidden_size : sizes_.largest();
   check_shape(*this, is_matrix(a) && a.dtype == weight.dtype && a.shape[1] == width,
               "a must be {} [R, {}], got {}", dtype_name(weight.dtype), width, a.to_string());
   check_offsets(*this, inputs[kOffsets], sizes_.num_experts());
-  return {with_last_dim(a, out ? sizes_.largest() : hidden_size)};
+  return {
+      with_dtype(with_last_dim(a, out ? sizes_.largest() : hidden_size), product_dtype(a.dtype))};
 }
 
 Cost GroupedMatmul::cost(std::span<const ValueType> inputs,
@@ -128,7 +130,8 @@ std::vector<ValueType> GroupedMatmulWgrad::infer(std::span<const ValueType> inpu
   const ValueType& narrow = inputs[kNarrow];
   const ValueType wide = wide_rows(*this, inputs, inputs[kWide], gather_);
   check_shape(*this, is_matrix(narrow) && narrow.shape[1] == sizes_.largest(),
-              "narrow must be f32 or bf16 [R, {}], got {}", sizes_.largest(), narrow.to_string());
+              "narrow must be f32, bf16 or f16 [R, {}], got {}", sizes_.largest(),
+              narrow.to_string());
   check_shape(*this,
               is_matrix(wide) && wide.dtype == narrow.dtype && wide.shape[0] == narrow.shape[0],
               "wide must be {} [{}, H], got {}", dtype_name(narrow.dtype), narrow.shape[0],

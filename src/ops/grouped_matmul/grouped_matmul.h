@@ -25,7 +25,8 @@ struct GroupedMatmulSpec {
 ///   kOut: a [R, H] -> y [R, max g_e];   kIn: a [R, max g_e] -> y [R, H]
 /// Rows offsets[e] to offsets[e + 1] belong to expert e, whose block of the weight follows those of
 /// the experts before it. Columns of the narrow matrix beyond an expert's own g_e are neither read
-/// nor written. A is F32 or BF16; products accumulate in F32.
+/// nor written. A is F32 or BF16; or a and weight are F16, and y is F32. Products accumulate in
+/// F32.
 ///
 /// With `gather` the rows of `a` are not made: it is
 ///   (x A [T, H], weight, offsets, source_R I32 [R], row_of_TK I32 [T, K]) -> y A [R, max g_e]

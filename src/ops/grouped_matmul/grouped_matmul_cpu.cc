@@ -275,10 +275,11 @@ int64_t grouped_matmul_wgrad_workspace(const GroupedMatmulWgrad& op,
 }  // namespace
 
 void add_grouped_matmul_cpu(KernelTable& table) {
-  add_kernel<GroupedMatmul>(table, grouped_matmul<gemm>, {.workspace = grouped_matmul_workspace});
+  add_kernel<GroupedMatmul>(table, grouped_matmul<gemm>,
+                            {.workspace = grouped_matmul_workspace, .takes = takes_f16});
   add_kernel<GroupedMatmulWgrad>(
       table, grouped_matmul_wgrad,
-      {.workspace = grouped_matmul_wgrad_workspace, .sets_accumulators = true});
+      {.workspace = grouped_matmul_wgrad_workspace, .sets_accumulators = true, .takes = takes_f16});
   add_kernel<GroupedMatmulWgrad>(table, GroupedMatmulWgrad::kOfValue, grouped_matmul_wgrad,
                                  {.workspace = grouped_matmul_wgrad_workspace});
 }

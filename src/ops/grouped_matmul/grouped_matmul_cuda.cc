@@ -37,7 +37,7 @@ bool fits_tensor_cores(const ExpertBlocks& experts, DType dtype,
 }
 
 void check_type(DType dtype) {
-  ensure(is_storage(dtype), "a grouped product of {}", dtype_name(dtype));
+  ensure(is_factor(dtype), "a grouped product of {}", dtype_name(dtype));
 }
 
 PlainRowsParams plain_params(const GroupedRows& product) {
@@ -65,21 +65,32 @@ bool is_few(const GroupedRows& product) {
          is_aligned(product.y);
 }
 
-void run_plain(const GroupedWgrad& product, cudaStream_t stream) {
+PlainWgradParams plain_params(const GroupedWgrad& product) {
   const ExpertBlocks& experts = product.experts;
-  launch_plain_wgrad({.narrow = product.narrow,
-                      .wide_rows = product.wide,
-                      .grad = product.grad,
-                      .block_begin = experts.begin,
-                      .offsets = experts.offsets,
-                      .num_experts = experts.num_experts,
-                      .wide = experts.wide,
-                      .largest = experts.largest,
-                      .total = experts.total,
-                      .accumulate = product.accumulate,
-                      .source = product.gather.source,
-                      .top_k = product.gather.top_k},
-                     product.dtype, stream);
+  return {.narrow = product.narrow,
+          .wide_rows = product.wide,
+          .grad = product.grad,
+          .block_begin = experts.begin,
+          .offsets = experts.offsets,
+          .num_experts = experts.num_experts,
+          .wide = experts.wide,
+          .largest = experts.largest,
+          .total = experts.total,
+          .accumulate = product.accumulate,
+          .source = product.gather.source,
+          .top_k = product.gather.top_k};
+}
+
+/// Whether kernels of F16 read these factors in vectors.
+bool are_in_vectors(const ExpertBlocks& experts, std::initializer_list<const void*> factors) {
+  constexpr int64_t kVector = 8;
+  return experts.total == experts.num_experts * experts.largest && experts.wide % kVector == 0 &&
+         experts.largest % kVector == 0 && std::ranges::all_of(factors, is_aligned);
+}
+
+template <typename Product>
+void check_half(const Product& product) {
+  ensure(product.gather.source == nullptr, "a grouped product of F16 gathers no rows");
 }
 
 /// Rows of the wide operand that lie in memory.
@@ -170,6 +181,11 @@ void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
   ensure(product.by_out || product.gather.source == nullptr,
          "a grouped product gathers rows of the narrow matrix");
   if (product.num_rows == 0 || (!product.by_out && product.experts.wide == 0)) return;
+  if (product.dtype == DType::kF16) {
+    check_half(product);
+    return launch_half_rows(plain_params(product), product.by_out,
+                            are_in_vectors(product.experts, {product.a, product.weight}), stream);
+  }
   const bool fits =
       num_given(product) > 0 &&
       fits_tensor_cores(product.experts, product.dtype, {product.a, product.weight, product.y}) &&
@@ -182,10 +198,17 @@ void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
 void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream) {
   check_type(product.dtype);
   if (product.experts.wide == 0 || (product.num_rows == 0 && product.accumulate)) return;
+  if (product.dtype == DType::kF16) {
+    check_half(product);
+    return launch_half_wgrad(plain_params(product),
+                             are_in_vectors(product.experts, {product.narrow, product.wide}),
+                             stream);
+  }
   const bool fits = product.num_rows > 0 && num_given(product) > 0 &&
                     fits_tensor_cores(product.experts, product.dtype,
                                       {product.narrow, product.wide, product.grad});
-  fits ? run_on_tensor_cores(product, stream) : run_plain(product, stream);
+  if (fits) return run_on_tensor_cores(product, stream);
+  launch_plain_wgrad(plain_params(product), product.dtype, stream);
 }
 
 }  // namespace tessera::cuda
@@ -257,8 +280,9 @@ void grouped_matmul_wgrad(const GroupedMatmulWgrad& op, const Args<GroupedMatmul
 }  // namespace
 
 void add_grouped_matmul_cuda(KernelTable& table) {
-  add_kernel<GroupedMatmul>(table, grouped_matmul);
-  add_kernel<GroupedMatmulWgrad>(table, grouped_matmul_wgrad, {.sets_accumulators = true});
+  add_kernel<GroupedMatmul>(table, grouped_matmul, {.takes = takes_f16});
+  add_kernel<GroupedMatmulWgrad>(table, grouped_matmul_wgrad,
+                                 {.sets_accumulators = true, .takes = takes_f16});
   add_kernel<GroupedMatmulWgrad>(table, GroupedMatmulWgrad::kOfValue, grouped_matmul_wgrad);
 }
 

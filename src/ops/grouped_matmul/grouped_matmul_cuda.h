@@ -60,7 +60,8 @@ struct RowSource {
 
 /// y = a · W_eᵀ (kOut: a [R, H], y [R, max g_e]) or a · W_e (kIn: a [R, max g_e], y [R, H]), F32 or
 /// BF16 with F32 sums; R bounds offsets[E]. See GroupedMatmul. BF16 whose rows are multiples of 16
-/// bytes goes to the tensor cores. With a source (kOut alone) `a` is what rows are gathered from.
+/// bytes goes to the tensor cores; so does F16, whose y is F32. With a source (kOut alone) `a` is
+/// what rows are gathered from.
 struct GroupedRows {
   ExpertBlocks experts;
   DType dtype = DType::kBF16;
@@ -74,7 +75,7 @@ struct GroupedRows {
 };
 void grouped_rows(const GroupedRows& product, cudaStream_t stream);
 
-/// grad [Σ g_e, H] F32 += (or =) narrow_eᵀ · wide_e, F32 or BF16 with F32 sums. See
+/// grad [Σ g_e, H] F32 += (or =) narrow_eᵀ · wide_e, F32, BF16 or F16 with F32 sums. See
 /// GroupedMatmulWgrad. With a source `wide` is what rows are gathered from.
 struct GroupedWgrad {
   ExpertBlocks experts;

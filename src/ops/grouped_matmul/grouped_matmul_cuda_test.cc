@@ -1,4 +1,5 @@
-// The grouped products against the CPU operators in F32 on the same BF16 values.
+// The grouped products against the CPU operators in F32 on the same BF16 values, which halves are,
+// too, but for the smallest.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/half.h"
 #include "ops/grouped_matmul/grouped_cuda_testing.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
@@ -47,6 +49,7 @@ DeviceBuffer to_device_as(const Tensor& values, int64_t num_rows) {
 }
 
 DeviceBuffer to_device_as(DType dtype, const Tensor& values, int64_t num_rows) {
+  if (dtype == DType::kF16) return to_device_as<Half>(values, num_rows);
   return dtype == DType::kBF16 ? to_device_as<Bf16>(values, num_rows)
                                : to_device_as<float>(values, num_rows);
 }
@@ -82,6 +85,7 @@ class Rig {
   }
 
   std::vector<float> run_rows(bool by_out, bool by_counter = true) const {
+    if (test_.dtype == DType::kF16) return run_rows_as<Half, float>(by_out, by_counter);
     return test_.dtype == DType::kBF16 ? run_rows_as<Bf16>(by_out, by_counter)
                                        : run_rows_as<float>(by_out, by_counter);
   }
@@ -129,11 +133,11 @@ class Rig {
   }
 
  private:
-  template <typename T>
+  template <typename T, typename Result = T>
   std::vector<float> run_rows_as(bool by_out, bool by_counter) const {
     const DeviceBuffer a = to_device_as<T>(by_out ? wide_ : narrow_, test_.num_rows());
     const DeviceBuffer weight = to_device_as<T>(weight_, test_.total());
-    std::vector<T> y(test_.num_rows() * y_columns(by_out), T(kGuard));
+    std::vector<Result> y(test_.num_rows() * y_columns(by_out), Result(kGuard));
     const DeviceBuffer device_y = to_device(y);
     grouped_rows({.experts = experts(),
                   .dtype = test_.dtype,
@@ -369,8 +373,8 @@ TEST_F(GroupedCuda, RandomCases) {
   }
 }
 
-TEST_F(GroupedCuda, AnyShapeInBothTypes) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+TEST_F(GroupedCuda, AnyShapeInAllTypes) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     check_all({{5}, {0}, 24, 2, dtype}, 20);
     check_all({{1}, {1}, 1, 0, dtype}, 21);
     check_all({{40}, {3}, 17, 0, dtype}, 22);
@@ -392,7 +396,19 @@ void expect_same_bits_again(DType dtype) {
 }
 
 TEST_F(GroupedCuda, SameBitsAgain) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) expect_same_bits_again(dtype);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) expect_same_bits_again(dtype);
+}
+
+/// By vectors and by single values, along rows and columns, of part of a tile and of several.
+TEST_F(GroupedCuda, Halves) {
+  check_all({{128}, {256}, 128, 0, DType::kF16}, 30);
+  check_all({{264, 264, 264}, {129, 0, 700}, 392, 3, DType::kF16}, 31);
+  check_all({{130, 130}, {31, 140}, 133, 1, DType::kF16}, 32);
+}
+
+TEST_F(GroupedCuda, TinyHalves) {
+  Rig({{24, 24}, {7, 2}, 40, 1, DType::kF16}, 33).check_once();
+  Rig({{5, 3}, {2, 3}, 7, 1, DType::kF16}, 34).check_once();
 }
 
 class GroupedMatmulCuda : public testing::GpuTest {};

@@ -255,6 +255,36 @@ TEST(GroupedMatmul, RowsDoNotDependOnTheOtherRows) {
   }
 }
 
+/// Halves of values and these values themselves give the same products, in F32.
+TEST(GroupedMatmul, MultipliesHalvesAsF32) {
+  Random random(83, 1);
+  const auto as_f32 = [](const OwnedTensor& halves) {
+    const std::vector<double> all = testing::to_doubles(halves);
+    return testing::tensor_of(halves.get().shape, {all.begin(), all.end()});
+  };
+  const auto check = [&](const Operator& op, const Shape& a, const Shape& b) {
+    SCOPED_TRACE(fmt::format("{} {}", op.name(), op.attributes()));
+    std::vector<testing::TestInput> halves;
+    std::vector<testing::TestInput> values;
+    for (const Shape& shape : {a, b}) {
+      halves.push_back(
+          {testing::random_tensor(DType::kF16, shape, random), testing::Role::kConstant, "factor"});
+      values.push_back({as_f32(halves.back().tensor), testing::Role::kConstant, "factor"});
+    }
+    for (auto* const inputs : {&halves, &values})
+      inputs->push_back(
+          {testing::tensor_of_i64({4}, {0, 70, 70, 96}), testing::Role::kConstant, "offsets"});
+    const auto found = testing::run_operator(op, kernels(), halves);
+    const auto expected = testing::run_operator(op, kernels(), values);
+    ASSERT_EQ(found[0].get().dtype, DType::kF32);
+    testing::expect_rows_near(found[0], expected[0], 1e-5, "product");
+  };
+  const std::vector<int64_t> sizes = {24, 24, 24};
+  check(*make_grouped_matmul({sizes, GroupedSide::kOut}), {96, 40}, {72, 40});
+  check(*make_grouped_matmul({sizes, GroupedSide::kIn}), {96, 24}, {72, 40});
+  check(GroupedMatmulWgrad(ExpertSizes(sizes, "test")), {96, 24}, {96, 40});
+}
+
 TEST(GroupedMatmul, RefusesWhatDoesNotFit) {
   EXPECT_THROW(make_grouped_matmul({{}, GroupedSide::kOut}), UserError);
   EXPECT_THROW(make_grouped_matmul({{8, 0}, GroupedSide::kOut}), UserError);

@@ -8,8 +8,13 @@ namespace tessera {
 namespace {
 
 void check_rows(const Operator& op, const ValueType& x, std::string_view what) {
-  check_shape(op, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim <= 0,
-              "{} must be f32 or bf16 [T, features], got {}", what, x.to_string());
+  check_shape(op, is_factor(x.dtype) && x.shape.rank() == 2 && x.ragged_dim <= 0,
+              "{} must be f32, bf16 or f16 [T, features], got {}", what, x.to_string());
+}
+
+/// Rows of a product of these rows.
+ValueType product_rows(const ValueType& x, int64_t num_features) {
+  return with_dtype(with_last_dim(x, num_features), product_dtype(x.dtype));
 }
 
 void check_weight(const Operator& op, const ValueType& weight, const ValueType& x) {
@@ -52,7 +57,7 @@ std::vector<ValueType> Linear::infer(std::span<const ValueType> inputs) const {
                 inputs[kBias].dtype == DType::kF32 && inputs[kBias].shape == Shape{weight.shape[0]},
                 "the bias must be f32 [{}], got {}", weight.shape[0], inputs[kBias].to_string());
   }
-  const ValueType y = with_last_dim(x, weight.shape[0]);
+  const ValueType y = product_rows(x, weight.shape[0]);
   if (extra_ == Extra::kAddend) check_addend(*this, inputs[kAddend], y);
   return {y};
 }
@@ -95,7 +100,7 @@ std::vector<ValueType> LinearDgrad::infer(std::span<const ValueType> inputs) con
   check_shape(*this, weight.shape[0] == grad.shape[1],
               "the gradient {} has {} features, the weight {} gives {}", grad.to_string(),
               grad.shape[1], weight.to_string(), weight.shape[0]);
-  const ValueType grad_x = with_last_dim(grad, weight.shape[1]);
+  const ValueType grad_x = product_rows(grad, weight.shape[1]);
   if (addend_) check_addend(*this, inputs[kAddend], grad_x);
   return {grad_x};
 }
@@ -132,6 +137,8 @@ Cost LinearWgrad::cost(std::span<const ValueType> inputs,
 std::vector<ValueType> LinearBiasGrad::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes the gradient, got {} inputs", inputs.size());
   check_rows(*this, inputs[kGrad], "the gradient");
+  check_shape(*this, is_storage(inputs[kGrad].dtype), "sums no columns of {}",
+              inputs[kGrad].to_string());
   return {{.dtype = DType::kF32, .shape = {inputs[kGrad].shape[1]}}};
 }
 

@@ -6,7 +6,8 @@ namespace tessera {
 
 /// y = x · weightᵀ (+ bias or addend): (x A [T, in], weight A [out, in], and bias: F32 [out], or
 /// addend: A [T, out]) -> A [T, out]. Dim T may be ragged, but with an addend. A BF16 result is
-/// rounded once, after the bias or the addend.
+/// rounded once, after the bias or the addend. A is F32 or BF16; or x and weight are F16, and all
+/// else F32 (product_dtype), in the gradients too.
 class Linear final : public Operator, public TakesAddend {
  public:
   static constexpr std::string_view kName = "linear";

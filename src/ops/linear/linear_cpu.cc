@@ -140,7 +140,7 @@ void linear_bias_grad(const LinearBiasGrad& /*op*/, const Args<LinearBiasGrad>& 
 
 /// F32 rows of `columns` for what a BF16 product is added to.
 int64_t tile_bytes(const ValueType& rows, int64_t columns) {
-  if (rows.dtype == DType::kF32) return 0;
+  if (product_dtype(rows.dtype) == DType::kF32) return 0;
   const int tiles = count_tiles(rows.dtype, columns);
   const int64_t tile_rows = tiles > 1 ? kLinearTileRows : std::min(rows.shape[0], kLinearTileRows);
   return tiles * tile_rows * columns * dtype_size(DType::kF32);
@@ -165,9 +165,10 @@ int64_t linear_bias_grad_workspace(const LinearBiasGrad& /*op*/,
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_linear_cpu, table) {
-  add_kernel<Linear>(table, linear<gemm>, {.workspace = linear_workspace});
-  add_kernel<LinearDgrad>(table, linear_dgrad, {.workspace = linear_dgrad_workspace});
-  add_kernel<LinearWgrad>(table, linear_wgrad, {.sets_accumulators = true});
+  add_kernel<Linear>(table, linear<gemm>, {.workspace = linear_workspace, .takes = takes_f16});
+  add_kernel<LinearDgrad>(table, linear_dgrad,
+                          {.workspace = linear_dgrad_workspace, .takes = takes_f16});
+  add_kernel<LinearWgrad>(table, linear_wgrad, {.sets_accumulators = true, .takes = takes_f16});
   add_kernel<LinearBiasGrad>(table, linear_bias_grad, {.workspace = linear_bias_grad_workspace});
 }
 

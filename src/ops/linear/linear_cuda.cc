@@ -166,7 +166,7 @@ int64_t row_range_bytes(const ValueType& rows) {
 /// Where ragged rows begin and end, or F32 sums before the bias.
 int64_t linear_workspace(const Linear& op, std::span<const ValueType> inputs) {
   if (op.extra() != Extra::kBias) return row_range_bytes(inputs[Linear::kX]);
-  if (inputs[Linear::kX].dtype == DType::kF32) return 0;
+  if (product_dtype(inputs[Linear::kX].dtype) == DType::kF32) return 0;
   const int64_t num_columns = inputs[Linear::kWeight].shape[0];
   return std::min(inputs[Linear::kX].shape[0], rows_before_bias(num_columns)) * num_columns *
          static_cast<int64_t>(sizeof(float));
@@ -187,10 +187,11 @@ int64_t bias_grad_workspace(const LinearBiasGrad& /*op*/, std::span<const ValueT
 }  // namespace
 
 void add_linear_cuda(KernelTable& table) {
-  add_kernel<Linear>(table, linear, {.workspace = linear_workspace});
-  add_kernel<LinearDgrad>(table, linear_dgrad, {.workspace = dgrad_workspace});
-  add_kernel<LinearWgrad>(table, linear_wgrad,
-                          {.workspace = wgrad_workspace, .sets_accumulators = true});
+  add_kernel<Linear>(table, linear, {.workspace = linear_workspace, .takes = takes_f16});
+  add_kernel<LinearDgrad>(table, linear_dgrad, {.workspace = dgrad_workspace, .takes = takes_f16});
+  add_kernel<LinearWgrad>(
+      table, linear_wgrad,
+      {.workspace = wgrad_workspace, .sets_accumulators = true, .takes = takes_f16});
   add_kernel<LinearBiasGrad>(table, linear_bias_grad,
                              {.workspace = bias_grad_workspace, .sets_accumulators = true});
 }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 
+#include "ops/quantize/quantize.h"
 #include "ops/testing/addend_gpu_check.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
@@ -117,6 +118,43 @@ TEST_F(LinearCuda, F32KeepsAllBitsOfItsInputs) {
   values.emplace("weight", random_tensor(DType::kF32, {128, 256}, random));
   values.emplace("grad.y", random_tensor(DType::kF32, {512, 128}, random));
   check({512, 256, 128}, std::move(values), {.tolerance_f32 = 2e-6, .dtypes = {DType::kF32}});
+}
+
+/// Products of what a Quantize to F16 gives, forward alone: of halves there are no gradients.
+CheckedProgram build_halves(const Case& c) {
+  CheckedProgram checked{Program("halves"), {}};
+  Program& program = checked.program;
+  const auto half = [&](const char* name, const Shape& shape) {
+    const ValueId values = program.add_input(name, {DType::kF32, shape});
+    return program.add1(make_quantize(half_spec()), {values}, fmt::format("{}.f16", name));
+  };
+  const ValueId x = half("x", {c.tokens, c.in});
+  const ValueId grad = half("grad", {c.tokens, c.out});
+  const ValueId weight = half("weight", {c.out, c.in});
+  const ValueId added = program.add_input("added", {DType::kF32, {c.tokens, c.out}});
+  const ValueId bias = program.add_input("bias", {DType::kF32, {c.out}});
+  program.set_outputs(
+      {program.add1(make_linear(), {x, weight}, "y"),
+       program.add1(make_linear(true), {x, weight, bias}, "with_bias"),
+       program.add1(std::make_shared<Linear>(Linear::Extra::kAddend), {x, weight, added}, "sum"),
+       program.add1(std::make_shared<LinearDgrad>(), {grad, weight}, "grad_x")});
+  return checked;
+}
+
+void check_halves(const Case& c, const Backend& cpu, const Backend& gpu, bool once) {
+  SCOPED_TRACE(fmt::format("T {} in {} out {}", c.tokens, c.in, c.out));
+  check_on_gpu([&](DType /*dtype*/) { return build_halves(c); }, cpu, gpu,
+               {.dtypes = {DType::kF32}, .once = once});
+}
+
+TEST_F(LinearCuda, HalvesMatchTheCpu) {
+  for (const auto& [tokens, in, out] :
+       {std::array<int64_t, 3>{1, 1, 1}, {7, 16, 33}, {600, 20, 9}, {256, 128, 384}, {3, 264, 130}})
+    check_halves({tokens, in, out}, cpu(), gpu(), false);
+}
+
+TEST_F(LinearCuda, TinyHalves) {
+  check_halves({5, 24, 16}, cpu(), gpu(), true);
 }
 
 }  // namespace

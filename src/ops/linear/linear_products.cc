@@ -13,7 +13,7 @@ Gemm forward_product(const Tensor& x, const Tensor& weight) {
           .ldb = weight.shape[1],
           .ldc = weight.shape[0],
           .input_type = x.dtype,
-          .output_type = x.dtype};
+          .output_type = product_dtype(x.dtype)};
 }
 
 Gemm input_grad_product(const Tensor& grad, const Tensor& weight) {
@@ -26,7 +26,7 @@ Gemm input_grad_product(const Tensor& grad, const Tensor& weight) {
           .ldb = weight.shape[1],
           .ldc = weight.shape[1],
           .input_type = grad.dtype,
-          .output_type = grad.dtype};
+          .output_type = product_dtype(grad.dtype)};
 }
 
 Gemm weight_grad_product(const Tensor& x, const Tensor& grad) {

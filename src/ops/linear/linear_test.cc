@@ -127,6 +127,42 @@ TEST(Linear, AddsAnAddendBeforeRounding) {
   }
 }
 
+/// Halves of values and these values themselves give the same products, in F32.
+TEST(Linear, MultipliesHalvesAsF32) {
+  for (const auto& [tokens, in, out] :
+       {std::tuple{0, 5, 3}, {1, 1, 1}, {7, 16, 33}, {70, 600, 9}}) {
+    Random random(14, static_cast<uint64_t>(tokens));
+    const auto check = [&](const Operator& op, const Shape& a, const Shape& b,
+                           std::optional<Shape> extra) {
+      SCOPED_TRACE(fmt::format("{} {} {}", op.name(), op.attributes(), a.to_string()));
+      std::vector<TestInput> halves;
+      std::vector<TestInput> values;
+      for (const Shape& shape : {a, b}) {
+        halves.push_back({random_tensor(DType::kF16, shape, random), Role::kConstant, "factor"});
+        const std::vector<double> all = to_doubles(halves.back().tensor);
+        values.push_back({tensor_of(shape, {all.begin(), all.end()}), Role::kConstant, "factor"});
+      }
+      if (extra) {
+        const OwnedTensor added = random_tensor(DType::kF32, *extra, random);
+        const auto all = added.get().span<float>();
+        for (auto* const inputs : {&halves, &values})
+          inputs->push_back(
+              {tensor_of(*extra, {all.begin(), all.end()}), Role::kConstant, "extra"});
+      }
+      const auto found = run_operator(op, kernels(), halves);
+      const auto expected = run_operator(op, kernels(), values);
+      ASSERT_EQ(found[0].get().dtype, DType::kF32);
+      expect_rows_near(found[0], expected[0], 1e-5, "product");
+    };
+    check(Linear(Linear::Extra::kNone), {tokens, in}, {out, in}, std::nullopt);
+    check(Linear(Linear::Extra::kBias), {tokens, in}, {out, in}, Shape{out});
+    check(Linear(Linear::Extra::kAddend), {tokens, in}, {out, in}, Shape{tokens, out});
+    check(LinearDgrad(), {tokens, out}, {out, in}, std::nullopt);
+    check(LinearDgrad(true), {tokens, out}, {out, in}, Shape{tokens, in});
+    check(LinearWgrad(), {tokens, in}, {tokens, out}, std::nullopt);
+  }
+}
+
 TEST(Linear, GradientsWithAnAddend) {
   Random random(13, 1);
   auto inputs = make_inputs({5, 7, 6}, random);
@@ -165,7 +201,7 @@ TEST(Linear, ShapeRuleRefusesWhatDoesNotFit) {
   refuses(false, {x}, "linear: takes 2 inputs, got 1");
   refuses(false, {x, with_last_dim(weight, 15)}, "linear: x f32 [4, 16] has 16 features");
   refuses(false, {x, with_dtype(weight, DType::kBF16)}, "linear: the weight must be f32");
-  refuses(false, {{DType::kF32, {4}}, weight}, "linear: x must be f32 or bf16 [T, features]");
+  refuses(false, {{DType::kF32, {4}}, weight}, "linear: x must be f32, bf16 or f16 [T, features]");
   refuses(true, {x, weight, {DType::kF32, {31}}}, "linear: the bias must be f32 [32]");
   refuses(true, {x, weight, {DType::kBF16, {32}}}, "linear: the bias must be f32 [32]");
   const Linear adding(Linear::Extra::kAddend);

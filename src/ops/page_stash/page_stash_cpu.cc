@@ -54,7 +54,7 @@ void reload_pages_kernel(const ReloadPages& op, const Args<ReloadPages>& args) {
   if (taken == 0) return;
   state[kHeldPages] -= taken;
   if (table[0] < 0) {
-    std::memset(value.data, is_storage(value.dtype) ? 0xFF : 0, value.num_bytes());  // 0xFF..: NaN
+    std::memset(value.data, is_factor(value.dtype) ? 0xFF : 0, value.num_bytes());  // 0xFF..: NaN
     return;
   }
   for_pages(value, args.out(Op::kPages), table, op.page_bytes(),
@@ -68,8 +68,8 @@ void reload_pages_kernel(const ReloadPages& op, const Args<ReloadPages>& args) {
 }  // namespace
 
 void add_page_stash_cpu(KernelTable& table) {
-  add_kernel<StashPages>(table, stash_pages_kernel);
-  add_kernel<ReloadPages>(table, reload_pages_kernel);
+  add_kernel<StashPages>(table, stash_pages_kernel, {.takes = takes_f16});
+  add_kernel<ReloadPages>(table, reload_pages_kernel, {.takes = takes_f16});
 }
 
 }  // namespace tessera

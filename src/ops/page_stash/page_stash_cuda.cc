@@ -18,7 +18,7 @@ cuda::PagedValue describe_paged(const Op& op, const Tensor& value, const int64_t
           .free = args.out(Op::kFree).template as<int32_t>(),
           .state = args.out(Op::kState).template as<int64_t>(),
           .table = table.as<int32_t>(),
-          .is_float = is_storage(value.dtype)};
+          .is_float = is_factor(value.dtype)};
 }
 
 void stash_pages_cuda(const StashPages& op, const Args<StashPages>& args) {
@@ -38,8 +38,8 @@ void reload_pages_cuda(const ReloadPages& op, const Args<ReloadPages>& args) {
 }  // namespace
 
 void add_page_stash_cuda(KernelTable& table) {
-  add_kernel<StashPages>(table, stash_pages_cuda);
-  add_kernel<ReloadPages>(table, reload_pages_cuda);
+  add_kernel<StashPages>(table, stash_pages_cuda, {.takes = takes_f16});
+  add_kernel<ReloadPages>(table, reload_pages_cuda, {.takes = takes_f16});
 }
 
 }  // namespace tessera

@@ -36,7 +36,7 @@ double multiply_adds(const ValueType& rows) {
 std::vector<ValueType> Permute::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, 3);
   const ValueType& x = inputs[kX];
-  if (x.scale.is_scaled()) {
+  if (x.scale.is_scaled() || x.dtype == DType::kF16) {
     check_shape(*this, x.shape.rank() == 2 && takes_scaled_rows({x.dtype, x.scale}),
                 "x must have scales of its rows, got {}", x.to_string());
   } else {

@@ -3,8 +3,13 @@
 namespace tessera {
 
 Quantize::Quantize(const QuantizeSpec& spec) : spec_(spec) {
+  if (spec.element == DType::kF16) {
+    require(!spec.scale.is_scaled() && spec.turned_rows == 0,
+            "quantize: f16 has no scales, and is not turned");
+    return;
+  }
   require(spec.element == DType::kE4M3 || spec.element == DType::kE5M2,
-          "quantize: elements are e4m3 or e5m2, found {}", dtype_name(spec.element));
+          "quantize: elements are e4m3, e5m2 or f16, found {}", dtype_name(spec.element));
   require(
       spec.scale.kind == ScaleLayout::Kind::kRow || spec.scale.kind == ScaleLayout::Kind::kBlock,
       "quantize: scales are of rows or blocks, found '{}'", spec.scale.to_string());
@@ -40,8 +45,12 @@ Shape Quantize::turned(const ValueType& x) const {
   return {num_rows / spec_.turned_rows * num_columns, spec_.turned_rows};
 }
 
+QuantizeSpec half_spec() {
+  return {.element = DType::kF16, .scale = ScaleLayout::none()};
+}
+
 bool takes_fp8(const Format& format) {
-  return is_unscaled(format) || format.element == DType::kE4M3 || format.element == DType::kE5M2;
+  return takes_f16(format) || format.element == DType::kE4M3 || format.element == DType::kE5M2;
 }
 
 OperatorPtr make_quantize(const QuantizeSpec& spec) {

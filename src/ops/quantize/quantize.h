@@ -5,8 +5,8 @@
 namespace tessera {
 
 struct QuantizeSpec {
-  DType element = DType::kE4M3;  ///< or kE5M2
-  /// Row, or blocks.
+  DType element = DType::kE4M3;  ///< or kE5M2, or kF16
+  /// Row, or blocks; of F16 none.
   ScaleLayout scale = ScaleLayout::row();
   /// Where not 0: x is matrices of so many rows, one after the other, each of which is transposed.
   int64_t turned_rows = 0;
@@ -17,7 +17,10 @@ struct QuantizeSpec {
 /// ragged where scales are of single rows. Matrices are turned, as tensor cores want an operand
 /// that is added up along its columns: (x A [N · g, C]) -> y [N · C, g], y_n = x_nᵀ.
 ///
-/// What y stands for is what RoundValues (ops/round_values/round_values.h) makes of x, or of what
+/// F16 has no scales: what is beyond its largest number becomes infinite, so that a step whose
+/// gradients do is known by them (optim/loss_scaler.h).
+///
+/// What FP8 stands for is what RoundValues (ops/round_values/round_values.h) makes of x, or of what
 /// is turned: the scale of a row or block is the least power of two with which no value of it is
 /// beyond the largest number of the type. A NaN stays one; of a block with an infinity the scale
 /// and all elements are NaN. Source: DeepSeek-V3, section 3.3.2 (blocks of 1 × 128 and 128 × 128).
@@ -50,6 +53,9 @@ class Quantize final : public Operator {
 
   QuantizeSpec spec_;
 };
+
+/// The specification of F16.
+QuantizeSpec half_spec();
 
 /// What its kernels take and give (KernelOptions::takes).
 bool takes_fp8(const Format& format);

@@ -2,6 +2,8 @@
 #include <cmath>
 
 #include "core/fp8.h"
+#include "core/half.h"
+#include "ops/half_rows.h"
 #include "ops/quantize/quantize.h"
 #include "ops/round_values/round_math.h"
 #include "ops/storage.h"
@@ -80,6 +82,21 @@ void quantize_as(const Quantize& op, const Tensor& x, const Tensor& y) {
   }
 }
 
+void round_to_half(const Tensor& x, const Tensor& y) {
+  constexpr int64_t kChunk = 4096;
+  auto* const to = y.as<Half>();
+  const int64_t count = y.num_elements();
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < count; first += kChunk) {
+    const int64_t end = std::min(first + kChunk, count);
+    if (x.dtype == DType::kF32) {
+      to_halves(x.as<float>() + first, to + first, end - first);
+    } else {
+      for (int64_t i = first; i < end; ++i) to[i] = Half(static_cast<float>(x.as<Bf16>()[i]));
+    }
+  }
+}
+
 void quantize(const Quantize& op, const Args<Quantize>& args) {
   quantize_on_host(op, args.in(Quantize::kX), args.out(Quantize::kY));
 }
@@ -87,6 +104,7 @@ void quantize(const Quantize& op, const Args<Quantize>& args) {
 }  // namespace
 
 void quantize_on_host(const Quantize& op, const Tensor& x, const Tensor& y) {
+  if (y.dtype == DType::kF16) return round_to_half(x, y);
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     op.spec().element == DType::kE4M3 ? quantize_as<T, E4m3>(op, x, y)

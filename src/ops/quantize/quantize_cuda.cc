@@ -1,4 +1,4 @@
-#include "ops/cuda/context.h"
+#include "ops/cuda/row_args.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize/quantize_kernels.h"
 
@@ -40,10 +40,21 @@ void turn(const Quantize& op, const Args<Quantize>& args) {
                                cuda::stream_of(args));
 }
 
+void round_to_half(const Args<Quantize>& args) {
+  const Tensor& x = args.in(Quantize::kX);
+  cuda::launch_round_to_half({.dtype = x.dtype,
+                              .x = x.data,
+                              .y = args.out(Quantize::kY).data,
+                              .rows = cuda::rows_of(args, Quantize::kX, x.shape[1]),
+                              .num_columns = x.shape[1]},
+                             cuda::stream_of(args));
+}
+
 void quantize(const Quantize& op, const Args<Quantize>& args) {
   const Tensor& x = args.in(Quantize::kX);
   const Tensor& y = args.out(Quantize::kY);
   if (x.num_elements() == 0) return;
+  if (y.dtype == DType::kF16) return round_to_half(args);
   if (op.is_turned()) return turn(op, args);
   cuda::launch_quantize({.dtype = x.dtype,
                          .element = y.dtype,

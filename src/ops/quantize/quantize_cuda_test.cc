@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "core/half.h"
 #include "ops/cuda/device_buffer.h"
 #include "ops/float_word.h"
 #include "ops/quantize/quantize_kernels.h"
@@ -91,6 +92,51 @@ void check_turned(const Tensor& x, const QuantizeSpec& spec) {
   for (size_t i = 0; i < found.scales().size(); ++i)
     ASSERT_EQ(word_of_float(found.scales()[i]), word_of_float(expected.scales()[i]))
         << what << " scale " << i;
+}
+
+/// `extent`: rows in use; those behind keep what they had.
+void check_halves(const Tensor& x, int64_t extent) {
+  const ScaledTensor expected = testing::quantize(x, half_spec());
+  const ScaledTensor found(testing::type_of(expected.tensor));
+  DeviceBuffer from(x.num_bytes());
+  from.copy_from(x.data);
+  DeviceBuffer to(found.buffer.num_bytes());
+  to.copy_from(found.buffer.data());
+  DeviceBuffer rows_in_use(sizeof(int64_t));
+  rows_in_use.copy_from(&extent);
+  launch_round_to_half(
+      {.dtype = x.dtype,
+       .x = from.as<void>(),
+       .y = to.as<void>(),
+       .rows = {x.shape[0], extent < x.shape[0] ? rows_in_use.as<int64_t>() : nullptr},
+       .num_columns = x.shape[1]},
+      nullptr);
+  check(cudaDeviceSynchronize());
+  to.copy_to(found.buffer.data());
+  const auto halves = found.tensor.span<Half>();
+  const auto truth = expected.tensor.span<Half>();
+  for (int64_t i = 0; i < std::ssize(halves); ++i)
+    ASSERT_EQ(halves[i].bits, i / x.shape[1] < extent ? truth[i].bits : 0xffff)
+        << dtype_name(x.dtype) << " " << x.shape.to_string() << " extent " << extent << " at " << i;
+}
+
+/// Of values of which some are beyond the largest half, and some below the smallest.
+TEST_F(QuantizeCuda, HalvesAreTheHostsBits) {
+  Random random(8, 1);
+  for (const double deviation : {30000.0, 1.0, 1e-7}) {
+    for (const Shape& shape : {Shape{1, 1}, {5, 300}, {131, 2048}, {77, 1003}}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const OwnedTensor x = testing::random_tensor(dtype, shape, random, deviation);
+        for (const int64_t extent : {shape[0], shape[0] / 2}) check_halves(x.get(), extent);
+      }
+    }
+  }
+}
+
+TEST_F(QuantizeCuda, TinyHalves) {
+  Random random(9, 1);
+  check_halves(testing::random_tensor(DType::kF32, {3, 40}, random, 30000).get(), 2);
+  check_halves(testing::random_tensor(DType::kBF16, {3, 5}, random).get(), 3);
 }
 
 TEST_F(QuantizeCuda, TinyBlocksAndRows) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/cuda/rows.h"
 
 namespace tessera::cuda {
 
@@ -23,6 +24,16 @@ struct QuantizedRows {
   const int64_t* extent;
 };
 void launch_quantize(const QuantizedRows& rows, cudaStream_t stream);
+
+/// The same to F16, of rows [columns].
+struct HalfRows {
+  DType dtype;  ///< of x
+  const void* x;
+  void* y;
+  RowCount rows;
+  int64_t num_columns;
+};
+void launch_round_to_half(const HalfRows& rows, cudaStream_t stream);
 
 /// The same of matrices that are turned: x [N · rows, columns] -> y [N · columns, rows]. Rows and
 /// columns are multiples of Quantize::kTurnedUnit, and x and y of 16 bytes. Scales are of a row of

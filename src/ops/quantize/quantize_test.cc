@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/half.h"
 #include "ops/quantize/quantize_testing.h"
 #include "ops/round_values/round_values.h"
 #include "ops/testing/op_test.h"
@@ -114,6 +115,32 @@ TEST(Quantize, ZerosTinyNumbersAndNonFiniteOnes) {
   EXPECT_FALSE(std::isfinite(values[5]));  // of a block that overflowed nothing is left
   EXPECT_TRUE(std::isnan(values[6]));
   EXPECT_NEAR(values[7], 2, 0.1);
+}
+
+/// One by one, to nearest even, and to infinity.
+TEST(Quantize, GivesHalves) {
+  Random random(5, 1);
+  for (const Shape& shape : {Shape{0, 16}, {1, 1}, {37, 130}}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const OwnedTensor x = testing::random_tensor(dtype, shape, random, 30000);
+      const ScaledTensor y = quantize(x.get(), half_spec());
+      ASSERT_EQ(y.tensor.dtype, DType::kF16);
+      const std::vector<double> values = testing::to_doubles(x.get());
+      const std::vector<double> halves = testing::to_doubles(y.tensor);
+      for (size_t i = 0; i < values.size(); ++i)
+        EXPECT_EQ(halves[i], static_cast<float>(Half(static_cast<float>(values[i])))) << values[i];
+    }
+  }
+}
+
+TEST(Quantize, HalvesHaveNoScales) {
+  EXPECT_THROW(make_quantize({.element = DType::kF16}), UserError);
+  EXPECT_THROW(
+      make_quantize({.element = DType::kF16, .scale = ScaleLayout::none(), .turned_rows = 4}),
+      UserError);
+  const ValueType ragged{DType::kF32, {6, 8}, 0, 3};
+  EXPECT_EQ(make_quantize(half_spec())->infer(std::vector{ragged})[0],
+            (ValueType{DType::kF16, {6, 8}, 0, 3}));
 }
 
 TEST(Quantize, RefusesWhatItCannotDo) {

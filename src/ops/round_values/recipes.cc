@@ -56,10 +56,23 @@ constexpr Recipe kRecipes[] = {
      kNv, kNvBlock, kNvGradient, kNvTurned, kNvTurnedGradient},
 };
 
+constexpr Recipe kF16Recipe{.name = "fp16",
+                            .what = "IEEE half precision, without scales",
+                            .activation = {},
+                            .weight = {},
+                            .gradient = {},
+                            .token_activation = {},
+                            .token_gradient = {},
+                            .is_f16 = true};
+
 }  // namespace
 
 std::span<const Recipe> recipes() {
   return kRecipes;
+}
+
+const Recipe& f16_recipe() {
+  return kF16Recipe;
 }
 
 const Recipe& find_recipe(std::string_view name) {

@@ -18,6 +18,8 @@ struct Recipe {
   CastSpec gradient;
   CastSpec token_activation;
   CastSpec token_gradient;
+  /// All operands are F16, without scales; the casts say nothing.
+  bool is_f16 = false;
 
   /// Whether scales are of earlier steps.
   bool is_delayed() const { return activation.delayed; }
@@ -25,6 +27,8 @@ struct Recipe {
 
 /// tensorwise, tensorwise_delayed, rowwise, blockwise, mxfp8, nvfp4.
 std::span<const Recipe> recipes();
+/// FP16 (train.precision = "fp16"), which is none of those.
+const Recipe& f16_recipe();
 /// Throws UserError for another name, with the nearest.
 const Recipe& find_recipe(std::string_view name);
 /// The recipe itself, or where its scales are of earlier steps the one that rounds to the same

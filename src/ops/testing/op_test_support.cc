@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "core/fp8.h"
+#include "core/half.h"
 #include "program/differentiate.h"
 #include "runtime/executable.h"
 
@@ -321,10 +322,9 @@ OwnedTensor random_tensor(DType dtype, const Shape& shape, Random& random, doubl
 
 OwnedTensor tensor_of(const Shape& shape, const std::vector<float>& values, DType dtype) {
   if (dtype == DType::kF32) return filled(shape, values);
-  ensure(dtype == DType::kBF16, "tensor_of makes f32 and bf16");
-  std::vector<Bf16> rounded;
-  for (const float value : values) rounded.emplace_back(value);
-  return filled(shape, rounded);
+  if (dtype == DType::kF16) return filled(shape, std::vector<Half>(values.begin(), values.end()));
+  ensure(dtype == DType::kBF16, "tensor_of makes f32, bf16 and f16");
+  return filled(shape, std::vector<Bf16>(values.begin(), values.end()));
 }
 
 OwnedTensor tensor_of_i32(const Shape& shape, const std::vector<int32_t>& values) {
@@ -343,6 +343,11 @@ std::vector<double> to_doubles(const Tensor& tensor) {
       for (const Bf16& x : tensor.span<Bf16>()) result.push_back(static_cast<float>(x));
       return result;
     }
+    case DType::kF16: {
+      std::vector<double> result;
+      for (const Half& x : tensor.span<Half>()) result.push_back(static_cast<float>(x));
+      return result;
+    }
     case DType::kI32:
       return widen<int32_t>(tensor);
     case DType::kI64:
@@ -357,8 +362,6 @@ std::vector<double> to_doubles(const Tensor& tensor) {
       return widen<E4m3>(tensor);
     case DType::kE5M2:
       return widen<E5m2>(tensor);
-    case DType::kF16:
-      break;  // of files alone
   }
   throw InternalError("to_doubles: unknown type");
 }

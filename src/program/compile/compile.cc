@@ -81,7 +81,7 @@ bool gathers_for_fp8(const Compilation& c) {
   const Recipe& recipe = *rounding.recipe;
   const bool gather = rounding.plain_weight_gradients ||
                       has_fp8_wgrad(recipe.token_gradient, recipe.token_activation);
-  return rounding.fp8_products && !rounding.keeps_rounded && gather &&
+  return !recipe.is_f16 && rounding.fp8_products && !rounding.keeps_rounded && gather &&
          has_fp8_product(recipe.activation, recipe.weight);
 }
 

@@ -85,7 +85,8 @@ class Mover {
     const Node mover = program_.nodes()[place.mover];
     const Node quantize = program_.nodes()[place.quantize];
     const ValueId before = mover.inputs[0];
-    const std::string name = program_.value(before).name + ".fp8";
+    const bool is_f16 = program_.type(quantize.outputs[0]).dtype == DType::kF16;
+    const std::string name = program_.value(before).name + (is_f16 ? ".f16" : ".fp8");
     const ValueId early = program_.add1(quantize.op, {before}, name);
     std::vector<Node> nodes = program_.nodes();
     const Node added = nodes.back();

@@ -34,6 +34,11 @@ class Inserter {
       if (dynamic_cast<const Permute*>(node.op.get()) != nullptr)
         permuted_[node.outputs[Permute::kRows]] = node.inputs;
       const std::vector<Operand> operands = choice.operands(node);
+      if (rounding_.recipe->is_f16) {
+        for (const Operand& operand : operands) read_half(node, operand.input);
+        nodes_.push_back(std::move(node));
+        continue;
+      }
       const std::vector<ReadBefore> again = choice.read_before(node);
       if (!operands.empty()) permute_before(node);
       if (rounding_.fp8_products && multiply_fp8(node, operands, again)) continue;
@@ -113,6 +118,14 @@ class Inserter {
     wide = once(make_permute(), {wide, node.inputs[Op::kSource], node.inputs[Op::kRowOf]}, ".rows");
     node.inputs.resize(Op::kSource);
     node.op = std::make_shared<Op>(op->sizes(), false, op->of_value());
+  }
+
+  /// The input's values in F16 take its place.
+  void read_half(Node& node, int input) {
+    ValueId& value = node.inputs[input];
+    const bool is_weight = program_.value(value).kind == ValueKind::kWeight;
+    value =
+        is_weight ? quantized_weight(value, half_spec()) : quantized_rows(node, value, half_spec());
   }
 
   /// What the cast by rows makes of an input takes its place.

@@ -59,15 +59,16 @@ class WeightTable {
   std::map<ValueId, GroupedSide> sides_;
 };
 
-const ExpertSizes& equal(const ExpertSizes& sizes) {
-  ensure(sizes.are_equal(), "operands of experts of several sizes are to be rounded");
-  return sizes;
+/// Values that are rounded one by one may lie beside what no expert reads.
+void check_sizes(const ExpertSizes& sizes, const Recipe& recipe) {
+  ensure(recipe.is_f16 || sizes.are_equal(),
+         "operands of experts of several sizes are to be rounded");
 }
 
 /// The weight of a grouped product, `sum_dim` of which is added up.
 Operand expert_weight(const GroupedMatmul& op, const CastSpec& cast) {
   Operand weight = of_rows(GroupedMatmul::kWeight, cast, op.side() == GroupedSide::kOut ? 1 : 0);
-  weight.spec.group_rows = equal(op.sizes()).values();
+  weight.spec.group_rows = op.sizes().values();
   return weight;
 }
 
@@ -99,6 +100,7 @@ class ForwardOperands {
     if (product == nullptr) return {};
     const std::string* weight = rounded(node.inputs[GroupedMatmul::kWeight]);
     if (weight == nullptr) return {};
+    check_sizes(product->sizes(), recipe);
     return of_product(*weight, grouped_operands(node, *product, recipe.activation, recipe.weight));
   }
 
@@ -170,15 +172,17 @@ class GradientOperands {
       return {of_rows(LinearWgrad::kX, recipe.token_activation, 0),
               of_rows(LinearWgrad::kGrad, recipe.token_gradient, 0)};
     }
-    if (const auto* product = dynamic_cast<const GroupedMatmul*>(node.op.get()))
+    if (const auto* product = dynamic_cast<const GroupedMatmul*>(node.op.get())) {
+      check_sizes(product->sizes(), recipe);
       return grouped_operands(node, *product, recipe.gradient, recipe.weight);
+    }
     return weight_gradient(node, dynamic_cast<const GroupedMatmulWgrad&>(*node.op));
   }
 
   /// The gradient is what the product gave: narrow of FC1, wide of FC2.
   std::vector<Operand> weight_gradient(const Node& node, const GroupedMatmulWgrad& op) const {
-    equal(op.sizes());
     const Recipe& recipe = *rounding_.recipe;
+    check_sizes(op.sizes(), recipe);
     const ValueId offsets = node.inputs[GroupedMatmulWgrad::kOffsets];
     const bool out = is_out(node);
     const CastSpec& narrow = out ? recipe.token_gradient : recipe.token_activation;

@@ -73,10 +73,11 @@ std::vector<std::string> product_weights(const Program& forward);
 /// GroupedMatmul), each value once for all that read it rounded alike. With `fp8_products` it is a
 /// Quantize, and the product a ScaledGroupedMatmul, where there is one (find_fp8_product); what
 /// else the product adds is then added to its rounded result. Values keep their ids. REQUIRES
-/// experts of one size; rows that a product gathers are rounded before, so each must be rounded by
-/// itself (is_of_rows). With `keeps_copies`, which are added to `copies`. Those by
+/// experts of one size, but for F16; rows that a product gathers are rounded before, so each must
+/// be rounded by itself (is_of_rows). With `keeps_copies`, which are added to `copies`. Those by
 /// delayed scales are DelayedRoundings. With `keeps_rounded` tokens are rounded by a Quantize
-/// everywhere, and a Dequantize is in front of who wants values.
+/// everywhere, and a Dequantize is in front of who wants values. Products of a recipe in F16 read
+/// what a Quantize to F16 gives, on all devices, and give F32; rows are not gathered.
 Program round_operands(const Program& forward, const OperandRounding& rounding,
                        WeightCopies& copies);
 Program round_operands(const Program& forward, const OperandRounding& rounding);

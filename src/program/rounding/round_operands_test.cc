@@ -9,6 +9,7 @@
 #include "ops/permute/permute.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/round_values/round_values.h"
+#include "program/compile/keep_quantized.h"
 #include "program/compile/recompute.h"
 #include "program/rounding/delayed_roundings.h"
 #include "program/rounding/fp8_products.h"
@@ -92,6 +93,40 @@ TEST(RoundOperands, EveryOperandHasItsCast) {
                  "grouped_matmul: e2m1 1x16" + token_grad + " by offsets",
                  "grouped_matmul: e2m1 1x16" + grad, "dense.weight: e2m1 16x16 nested down columns",
                  "x: e2m1 1x16" + tokens, "grouped_matmul: e2m1 1x16" + token_grad));
+}
+
+/// "x, dense.weight -> linear f32" of each product of halves.
+std::vector<std::string> list_half_products(const Program& program) {
+  std::vector<std::string> lines;
+  for (const Node& node : program.nodes()) {
+    if (node.op->name() == Quantize::kName) continue;
+    EXPECT_EQ(program.type(node.inputs[0]).dtype, DType::kF16) << node.op->name();
+    EXPECT_EQ(program.type(node.inputs[1]).dtype, DType::kF16) << node.op->name();
+    EXPECT_EQ(program.type(node.outputs[0]).dtype, DType::kF32) << node.op->name();
+    lines.push_back(fmt::format("{}, {} -> {}", program.value(node.inputs[0]).name,
+                                program.value(node.inputs[1]).name, node.op->name()));
+  }
+  return lines;
+}
+
+/// Every operand of every product is rounded once, and what is saved is what forward products read.
+TEST(RoundOperands, ProductsReadHalvesAndGiveF32) {
+  const Products products;
+  const OperandRounding rounding{.recipe = &f16_recipe(), .keeps_rounded = true};
+  const Program forward = round_operands(products.program, rounding);
+  EXPECT_THAT(list_half_products(forward),
+              ElementsAre("x, dense.weight -> linear", "y, experts.up.weight -> grouped_matmul",
+                          "pre, experts.down.weight -> grouped_matmul"));
+  const Backward backward = round_operands(products.program, products.backward(), rounding);
+  EXPECT_THAT(list_half_products(backward.program),
+              ::testing::UnorderedElementsAre("grad.out, experts.down.weight -> grouped_matmul",
+                                              "pre, grad.out -> grouped_matmul_wgrad",
+                                              "grouped_matmul, experts.up.weight -> grouped_matmul",
+                                              "grouped_matmul, y -> grouped_matmul_wgrad",
+                                              "grouped_matmul, dense.weight -> linear_dgrad",
+                                              "x, grouped_matmul -> linear_wgrad"));
+  for (const Link& link : keep_quantized(forward, backward).saved)
+    EXPECT_EQ(forward.type(link.forward).dtype, DType::kF16) << forward.value(link.forward).name;
 }
 
 /// Weights that something else reads, or whose blocks matrices would share, stay as they were.

@@ -41,6 +41,9 @@ std::string balance_cell(const StepRecord& r) {
 std::string grad_norm_cell(const StepRecord& r) {
   return four_digits(r.grad_norm);
 }
+std::string scale_cell(const StepRecord& r) {
+  return fmt::format("{:.0f}", r.loss_scale.value_or(1));
+}
 std::string rate_cell(const StepRecord& r) {
   return fmt::format("{:.2e}", r.learning_rate);
 }
@@ -68,6 +71,7 @@ std::vector<ConsoleColumn> all_columns(const StepRecord& first) {
                                         {"mtp loss", 8, mtp_cell},
                                         {"balance", 7, balance_cell},
                                         {"grad norm", 9, grad_norm_cell},
+                                        {"loss scale", 10, scale_cell},
                                         {"lr", 8, rate_cell},
                                         {"tokens/s", 8, speed_cell},
                                         {"TFLOPS", 7, tflops_cell},
@@ -79,6 +83,7 @@ std::vector<ConsoleColumn> all_columns(const StepRecord& first) {
   };
   if (!first.mtp_loss) drop("mtp loss");
   if (!first.balance_loss) drop("balance");
+  if (!first.loss_scale) drop("loss scale");
   if (!first.utilisation) drop("of peak");
   if (first.model_flops <= 0.0) drop("TFLOPS");
   return columns;
@@ -99,15 +104,19 @@ std::string troubles(const StepRecord& record) {
     text += fmt::format("{}{} skipped so far", kGap, record.skipped_steps);
   if (const int64_t repeated = record.repeated_steps.value_or(0); repeated > 0)
     text += fmt::format("{}{} repeated so far", kGap, repeated);
-  if (!record.is_finite()) text += fmt::format("{}not finite", kGap);
+  if (record.overflowed()) {
+    text += fmt::format("{}gradients overflowed", kGap);
+  } else if (!record.is_finite()) {
+    text += fmt::format("{}not finite", kGap);
+  }
   return text;
 }
 
 }  // namespace
 
 std::vector<ConsoleColumn> choose_columns(const StepRecord& first, int width) {
-  constexpr std::array<std::string_view, 6> kLeastImportantFirst = {
-      "TFLOPS", "memory of predicted", "lr", "grad norm", "of peak", "balance"};
+  constexpr std::array<std::string_view, 7> kLeastImportantFirst = {
+      "TFLOPS", "memory of predicted", "lr", "loss scale", "grad norm", "of peak", "balance"};
   std::vector<ConsoleColumn> columns = all_columns(first);
   for (const std::string_view title : kLeastImportantFirst) {
     if (line_width(columns) < width) break;
@@ -159,8 +168,8 @@ void Console::step(const StepRecord& record) {
     bar_.print(coloured(format_header(columns_), kBold, terminal.colour));
   }
   if (wants_line(record)) {
-    bar_.print(
-        coloured(format_step(columns_, record), kRed, terminal.colour && !record.is_finite()));
+    bar_.print(coloured(format_step(columns_, record), kRed,
+                        terminal.colour && !record.is_finite() && !record.overflowed()));
   }
   skipped_steps_ = record.skipped_steps;
   repeated_steps_ = record.repeated_steps.value_or(0);

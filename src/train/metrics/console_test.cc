@@ -78,6 +78,20 @@ TEST(FormatStep, SaysTroubleInWords) {
   EXPECT_THAT(format_step(columns, record), HasSubstr("inf"));
 }
 
+/// Gradients that overflow where losses are scaled are no trouble, and the scale has a column.
+TEST(FormatStep, TellsTheLossScale) {
+  StepRecord record = plain_record();
+  record.loss_scale = 65536;
+  const auto columns = choose_columns(record, kWide);
+  EXPECT_THAT(format_header(columns), HasSubstr("loss scale"));
+  EXPECT_THAT(format_step(columns, record), HasSubstr("       65536"));
+  record.grad_norm = std::numeric_limits<double>::infinity();
+  record.skipped_steps = 1;
+  EXPECT_THAT(format_step(columns, record), EndsWith("1 skipped so far  gradients overflowed"));
+  record.loss = std::nan("");
+  EXPECT_THAT(format_step(columns, record), EndsWith("not finite"));
+}
+
 TEST(ChooseColumns, LeavesOutWhatWouldBeEmpty) {
   StepRecord dense = plain_record();
   dense.balance_loss.reset();

@@ -71,10 +71,29 @@ void loss_findings(const RunHistory& history, std::vector<Finding>& findings) {
   }
 }
 
+int64_t count_overflows(const RunHistory& history) {
+  return std::ranges::count_if(history.steps(), &StepRecord::overflowed);
+}
+
+/// A scale that grows until gradients overflow leaves out a step each time: that is how it works.
+void loss_scale_finding(const RunHistory& history, std::vector<Finding>& findings) {
+  const int64_t count = count_overflows(history);
+  if (count == 0) return;
+  constexpr double kMuch = 0.05;
+  const auto num_steps = static_cast<double>(std::ssize(history.steps()));
+  const bool much = num_steps >= 200 && static_cast<double>(count) > kMuch * num_steps;
+  findings.push_back(
+      {much ? Severity::kWarning : Severity::kInfo,
+       fmt::format("Gradients overflowed F16 in {}, whose updates were left out; the "
+                   "loss scale was {} at last.",
+                   plural(static_cast<double>(count), "step"),
+                   history.steps().back().loss_scale.value_or(1))});
+}
+
 void nonfinite_findings(const RunHistory& history, std::vector<Finding>& findings) {
   std::vector<std::string> steps;
   for (const StepRecord& step : history.steps()) {
-    if (!step.is_finite()) steps.push_back(fmt::format("{}", step.step));
+    if (!step.is_finite() && !step.overflowed()) steps.push_back(fmt::format("{}", step.step));
   }
   if (!steps.empty()) {
     findings.push_back(
@@ -82,7 +101,8 @@ void nonfinite_findings(const RunHistory& history, std::vector<Finding>& finding
          fmt::format("Loss or gradient norm was not finite in {}: step {}.",
                      plural(static_cast<double>(steps.size()), "step"), named(steps))});
   }
-  const int64_t skipped = history.steps().back().skipped_steps;
+  loss_scale_finding(history, findings);
+  const int64_t skipped = history.steps().back().skipped_steps - count_overflows(history);
   if (skipped > 0) {
     findings.push_back(
         {Severity::kWarning, fmt::format("{} skipped because of numbers that were not finite.",

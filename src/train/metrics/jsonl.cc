@@ -212,6 +212,7 @@ StepRecord read_step(const LineReader& line) {
   record.grad_norm = line.number("grad_norm");
   record.learning_rate = line.number("learning_rate");
   record.clip_factor = line.optional_number("clip_factor").value_or(1.0);
+  record.loss_scale = line.optional_number("loss_scale");
   record.step_seconds = line.number("step_seconds");
   record.host_seconds = line.optional_number("host_seconds");
   record.tokens_per_second = line.number("tokens_per_second");
@@ -310,6 +311,7 @@ std::string to_json_line(const StepRecord& record) {
   line.number("grad_norm", record.grad_norm);
   line.number("learning_rate", record.learning_rate);
   line.number("clip_factor", record.clip_factor);
+  line.number("loss_scale", record.loss_scale);
   line.number("step_seconds", record.step_seconds);
   line.number("host_seconds", record.host_seconds);
   line.number("tokens_per_second", record.tokens_per_second);

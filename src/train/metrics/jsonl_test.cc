@@ -49,6 +49,7 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
     record.mtp_loss = 6.5;
     record.max_logit = 101.5;
     record.clipped_heads = 3;
+    record.loss_scale = 4096;
     record.host_seconds = 3e-5;
     record.dropped_tokens = 5;
     record.skipped_steps = 2;
@@ -63,6 +64,7 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
     EXPECT_EQ(lines.steps[0].mtp_loss, record.mtp_loss);
     EXPECT_EQ(lines.steps[0].max_logit, record.max_logit);
     EXPECT_EQ(lines.steps[0].clipped_heads, record.clipped_heads);
+    EXPECT_EQ(lines.steps[0].loss_scale, record.loss_scale);
     EXPECT_EQ(lines.steps[0].repeated_steps, record.repeated_steps);
     EXPECT_EQ(lines.steps[0].host_seconds, record.host_seconds);
     EXPECT_EQ(lines.steps[0].balance_loss, record.balance_loss);
@@ -146,6 +148,7 @@ TEST(Jsonl, NamesEveryFieldOfAStep) {
   EXPECT_FALSE(json.contains("validation_loss"));
   EXPECT_FALSE(json.contains("mtp_loss"));
   EXPECT_FALSE(json.contains("max_logit"));
+  EXPECT_FALSE(json.contains("loss_scale"));
   EXPECT_FALSE(json.contains("clipped_heads"));
   EXPECT_FALSE(json.contains("repeated_steps"));
   EXPECT_FALSE(json.contains("host_seconds"));

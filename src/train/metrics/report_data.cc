@@ -120,6 +120,9 @@ std::vector<Chart> all_charts(const RunHistory& history) {
                {}},
               [](const auto& s) { return value_or_nan(s.max_logit); }, true),
           single(
+              {"scale", "Loss scale", "gradients overflow where it falls", "count", {}, {}},
+              [](const auto& s) { return value_or_nan(s.loss_scale); }, false),
+          single(
               {"speed", "Speed", "tokens per second", "count", {}, {}},
               [](const auto& s) { return s.tokens_per_second; }, true),
           single(

@@ -176,6 +176,24 @@ TEST(Findings, CountDropsSkipsAndNumbersThatAreNotFinite) {
                      [](const Finding& a, const Finding& b) { return a.severity > b.severity; }));
 }
 
+/// What overflows at a scale that follows the gradients is how it finds the scale.
+TEST(Findings, TellOverflowsApartFromNumbersThatAreNotFinite) {
+  RunHistory history;
+  for (int64_t step = 1; step <= 10; ++step) {
+    StepRecord record = SyntheticRun{10}.step(step);
+    record.loss_scale = step <= 2 ? 1024 : 256;
+    if (step <= 2) record.grad_norm = std::numeric_limits<double>::infinity();
+    record.skipped_steps = std::min<int64_t>(step, 2);
+    history.add(record);
+  }
+  const auto findings = find_findings(history);
+  EXPECT_THAT(findings, Contains(finding(Severity::kInfo,
+                                         "Gradients overflowed F16 in 2 steps, whose updates were "
+                                         "left out; the loss scale was 256 at last.")));
+  EXPECT_THAT(findings, Not(Contains(finding(Severity::kBad, "not finite"))));
+  EXPECT_THAT(findings, Not(Contains(finding(Severity::kWarning, "skipped"))));
+}
+
 TEST(Findings, NameTheLayersWhoseValuesSaturate) {
   RunHistory history;
   EXPECT_EQ(find_findings(history).size(), 1U);

@@ -67,7 +67,8 @@ struct StepRecord {
   std::optional<int64_t> clipped_heads;  ///< with QK clip: heads that were scaled down
   double grad_norm = 0.0;                ///< global, before clipping
   double learning_rate = 0.0;
-  double clip_factor = 1.0;  ///< what the gradients were multiplied by; 1 means not clipped
+  double clip_factor = 1.0;          ///< what the gradients were multiplied by; 1 means not clipped
+  std::optional<double> loss_scale;  ///< that the step's losses were multiplied by; empty: none
   double step_seconds = 0.0;
   std::optional<double> host_seconds;  ///< of them without waits for the GPU; empty: no GPU
   double tokens_per_second = 0.0;
@@ -88,6 +89,8 @@ struct StepRecord {
   std::optional<TracedWaits> waits;       ///< of the last step of a trace, for all of them
   std::vector<NamedNumber> objective;     ///< empty: the next token alone
 
+  /// Gradients that a smaller loss scale may mend.
+  bool overflowed() const { return loss_scale && std::isfinite(loss) && !std::isfinite(grad_norm); }
   bool is_finite() const { return std::isfinite(loss) && std::isfinite(grad_norm); }
   double tflops() const { return step_seconds > 0.0 ? model_flops / step_seconds / 1e12 : 0.0; }
 };

@@ -158,6 +158,7 @@ std::vector<Scalar> step_scalars(const StepRecord& record) {
   add("loss/validation", record.validation_loss);
   add("loss/mtp", record.mtp_loss);
   add("train/max_logit", record.max_logit);
+  add("train/loss_scale", record.loss_scale);
   if (record.clipped_heads)
     scalars.push_back({"train/clipped_heads", static_cast<double>(*record.clipped_heads)});
   if (record.repeated_steps)

@@ -23,13 +23,29 @@ std::string_view describe_making(const ProductPrecision& products, bool on_host)
              : "multiplied in FP8 where sizes allow; those of weights' gradients emulated";
 }
 
+/// The same of FP16, and how losses are scaled.
+std::string describe_halves(const LossScaling& scaling, bool on_host) {
+  const std::string scale =
+      scaling.is_dynamic() ? fmt::format("{} at first, and follows the gradients", scaling.initial)
+                           : fmt::format("{} throughout", scaling.constant);
+  return fmt::format(
+      "\nproducts of layers read F16 and give F32, {}; the loss scale is {}",
+      on_host
+          ? "multiplied in F32, so no faster than F32"
+          : "multiplied on tensor cores, those of experts by a plain kernel, so slower than BF16",
+      scale);
+}
+
 /// A line of its own where products read rounded numbers, else nothing.
 std::string describe_products(const Settings& settings, bool on_host) {
   const ProductPrecision products = settings.products();
   if (products.recipe == nullptr) return "";
-  std::string text = fmt::format("\nproducts of layers read {} numbers ({}): {}; {}",
-                                 products.recipe->name, products.recipe->activation.to_string(),
-                                 products.recipe->what, describe_making(products, on_host));
+  std::string text =
+      products.recipe->is_f16
+          ? describe_halves(settings.precision.loss_scaling, on_host)
+          : fmt::format("\nproducts of layers read {} numbers ({}): {}; {}", products.recipe->name,
+                        products.recipe->activation.to_string(), products.recipe->what,
+                        describe_making(products, on_host));
   if (settings.precision.fp8_weights)
     text += "; weights that they alone read are in FP8, cast from the masters";
   if (!products.plain.empty()) {

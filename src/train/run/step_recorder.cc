@@ -41,6 +41,7 @@ StepRecord StepRecorder::record(const StepOutcome& outcome, double seconds) {
     record.max_logit = outcome.max_logit;
     record.clipped_heads = outcome.clipped_heads;
   }
+  if (trainer_.loss_scale()) record.loss_scale = outcome.loss_scale;
   if (settings.train.stashes()) record.repeated_steps = trainer_.num_repeats();
   add_experts(outcome, record);
   add_roundings(outcome.roundings, record);

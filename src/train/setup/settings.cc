@@ -6,6 +6,7 @@
 #include "parallel/layout.h"
 #include "train/setup/blend_settings.h"
 #include "train/setup/context_batches.h"
+#include "train/setup/precision_rules.h"
 #include "train/setup/step_schedule.h"
 
 namespace tessera {
@@ -48,6 +49,20 @@ void validate_data(const DataSettings& data) {
 
 }  // namespace
 
+std::string_view precision_name(Precision precision) {
+  switch (precision) {
+    case Precision::kF32:
+      return "f32";
+    case Precision::kBF16:
+      return "bf16";
+    case Precision::kFp16:
+      return "fp16";
+    case Precision::kFp8:
+      return "fp8";
+  }
+  throw InternalError("unknown precision");
+}
+
 SavedPolicy TrainSettings::saved_policy() const {
   SavedPolicy policy = {
       .recompute = parse_recompute(recompute),
@@ -57,6 +72,12 @@ SavedPolicy TrainSettings::saved_policy() const {
 }
 
 ProductPrecision Settings::products() const {
+  if (train.precision == Precision::kFp16) {
+    return {.recipe = &f16_recipe(),
+            .plain = parse_plain(precision.plain),
+            .plain_weight_gradients = !precision.weight_gradients,
+            .keeps_rounded = true};
+  }
   if (train.precision != Precision::kFp8) return {};
   return {.recipe = &find_recipe(precision.recipe),
           .plain = parse_plain(precision.plain),
@@ -86,115 +107,15 @@ FullShardingOptions ShardSettings::full() const {
   return {.compression = compression};
 }
 
-/// One of delayed scales that is not as by default.
-std::optional<std::string_view> changed_key(const DelayedScaling& delayed) {
-  const DelayedScaling plain;
-  if (delayed.history != plain.history) return "precision.amax_history";
-  if (delayed.choice != plain.choice) return "precision.amax_algorithm";
-  if (delayed.margin != plain.margin) return "precision.amax_margin";
-  if (delayed.overflows != plain.overflows) return "precision.overflow";
-  return std::nullopt;
-}
-
-/// One that is not as by default.
-std::optional<std::string_view> changed_key(const PrecisionSettings& precision) {
-  const PrecisionSettings plain;
-  if (precision.recipe != plain.recipe) return "precision.recipe";
-  if (!precision.plain.empty()) return "precision.plain";
-  if (precision.weight_gradients != plain.weight_gradients) return "precision.weight_gradients";
-  if (precision.weight_copies != plain.weight_copies) return "precision.weight_copies";
-  if (precision.saved != plain.saved) return "precision.saved";
-  if (precision.fp8_weights != plain.fp8_weights) return "precision.primary_weights";
-  if (precision.emulate != plain.emulate) return "precision.emulate";
-  return changed_key(precision.delayed);
-}
-
-void validate_delayed(const Settings& settings) {
-  const DelayedScaling& delayed = settings.precision.delayed;
-  if (!settings.products().is_delayed()) {
-    require(!changed_key(delayed).has_value(),
-            "{} is set, but precision.recipe is \"{}\", whose scales are of the values at hand and "
-            "never too small; set precision.recipe = \"tensorwise_delayed\", or leave it out",
-            changed_key(delayed).value_or(""), settings.precision.recipe);
-    return;
-  }
-  require(!delayed.overflows || settings.train.on_nonfinite == NonFinite::kSkip,
-          "precision.overflow is \"skip\", but train.on_nonfinite is \"stop\", with which the run "
-          "would end at the first value that is beyond its scale; set train.on_nonfinite = "
-          "\"skip\", or precision.overflow = \"saturate\"");
-}
-
-/// What cannot be had of weights that are stored in FP8.
-void validate_primary_weights(const Settings& settings) {
-  if (!settings.precision.fp8_weights) return;
-  constexpr std::string_view kKey = "precision.primary_weights = \"fp8\"";
-  require(can_store_weights(*settings.products().recipe),
-          "{} stores a weight once, with a scale for 128 x 128, but precision.recipe \"{}\" rounds "
-          "it by other scales for each product that reads it; set precision.recipe = "
-          "\"blockwise\", or leave precision.primary_weights out",
-          kKey, settings.precision.recipe);
-  require(settings.optimizer.formats.master == MasterKind::kF32,
-          "{} casts weights from masters in F32, but optim.master is \"{}\", which needs a weight "
-          "in BF16; leave one of them out",
-          kKey,
-          settings.optimizer.formats.master == MasterKind::kNone
-              ? "none"
-              : master_suffix(settings.optimizer.formats.master));
-  require(settings.shard.scope != ShardScope::kFull,
-          "{} is not yet there for optim.shard = \"full\", whose shares may cut a block of 128 "
-          "rows; set optim.shard = \"state\", or leave precision.primary_weights out",
-          kKey);
-  require(
-      settings.train.objective == Objective::kNextToken,
-      "{} is for training on the next token: other objectives ask the model in BF16 in between; "
-      "leave precision.primary_weights out",
-      kKey);
-}
-
-void validate_precision(const Settings& settings) {
-  if (settings.train.precision != Precision::kFp8) {
-    require(!changed_key(settings.precision).has_value(),
-            "{} is set, but products round what they read with train.precision = \"fp8\" alone; "
-            "set that, or leave it out",
-            changed_key(settings.precision).value_or(""));
-    return;
-  }
-  validate_delayed(settings);
-  validate_primary_weights(settings);
-  const ProductPrecision products = settings.products();
-  require(!products.keeps_rounded || has_row_scales(*products.recipe),
-          "precision.saved = \"{}\" keeps tokens with scales of their own, which precision.recipe "
-          "\"{}\" does not give; take rowwise, blockwise or mxfp8",
-          products.keeps_all_rounded ? "fp8_all" : "fp8", settings.precision.recipe);
-  const MoeConfig& moe = settings.model.moe;
-  constexpr std::string_view kFp8 = "train.precision = \"fp8\"";
-  if (moe.num_experts == 0) return;
-  require(moe.experts == ExpertPath::kGrouped,
-          "moe.experts = \"block_sparse\" with {}: products of blocks are not rounded; set "
-          "moe.experts = \"grouped\"",
-          kFp8);
-  require(moe.inner_sizes.empty(),
-          "moe.inner_sizes with {}: products of experts of several sizes are not rounded; leave it "
-          "out",
-          kFp8);
-  require(moe.fuse_gather != GatherFusion::kAlways,
-          "moe.fuse_gather = \"always\" with {}: rows are rounded where they stand; leave "
-          "moe.fuse_gather out",
-          kFp8);
-  require(settings.parallel.clone_experts == 0,
-          "parallel.clone_experts {} with {}: products of clones are not rounded; set "
-          "parallel.clone_experts = 0",
-          settings.parallel.clone_experts, kFp8);
-}
-
 void validate_state_formats(const Settings& settings) {
   const StateFormats& formats = settings.optimizer.formats;
   const MasterKind master = formats.master;
   require(
-      master == MasterKind::kF32 || settings.train.precision != Precision::kF32,
-      "optim.master = \"{}\" is for BF16 weights, but train.precision is \"f32\", with which "
+      master == MasterKind::kF32 || settings.train.dtype() != DType::kF32,
+      "optim.master = \"{}\" is for BF16 weights, but train.precision is \"{}\", with which "
       "weights are their own masters; set train.precision = \"bf16\", or leave optim.master out",
-      master == MasterKind::kNone ? "none" : master_suffix(master));
+      master == MasterKind::kNone ? "none" : master_suffix(master),
+      precision_name(settings.train.precision));
 }
 
 void validate_optimizer(const Settings& settings) {

@@ -13,6 +13,7 @@
 #include "model/config/product_precision.h"
 #include "model/run/saved_policy.h"
 #include "ops/backend.h"
+#include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "optim/sharded/fully_sharded.h"
@@ -24,8 +25,11 @@
 namespace tessera {
 
 enum class ResumeMode { kAuto, kNever, kRequired };
-/// kFp8: BF16, but products round what they read (PrecisionSettings).
-enum class Precision { kF32, kBF16, kFp8 };
+/// kFp16: F32, but products read F16, and losses are scaled; kFp8: BF16, but products round what
+/// they read (PrecisionSettings).
+enum class Precision { kF32, kBF16, kFp16, kFp8 };
+/// As train.precision has it.
+std::string_view precision_name(Precision precision);
 /// Where a run computes; kAuto: a run on one rank takes the first GPU where the kernels run on it.
 enum class DeviceChoice { kAuto, kCpu, kCuda };
 /// What happens when a step's loss or gradient is NaN or infinite.
@@ -125,7 +129,11 @@ struct TrainSettings {
   int64_t validation_interval = 200;
   int64_t validation_batches = 20;
 
-  DType dtype() const { return precision == Precision::kF32 ? DType::kF32 : DType::kBF16; }
+  /// Of weights and activations.
+  DType dtype() const {
+    const bool is_f32 = precision == Precision::kF32 || precision == Precision::kFp16;
+    return is_f32 ? DType::kF32 : DType::kBF16;
+  }
   bool stashes() const { return stash != StashMode::kNone; }
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
   /// Throws UserError for entries of `recompute` or `offload` that are none.
@@ -171,7 +179,7 @@ enum class SavedPrecision : uint8_t {
   kFp8All,  ///< and what activations' gradients read
 };
 
-/// What fp8 means (train.precision).
+/// What fp8 and fp16 mean (train.precision).
 struct PrecisionSettings {
   std::string recipe = "blockwise";  ///< of recipes()
   std::vector<std::string> plain;    ///< see parse_plain
@@ -184,6 +192,7 @@ struct PrecisionSettings {
   bool emulate = false;  ///< multiply rounded numbers in BF16 even where tensor cores have FP8
   /// With a recipe of delayed scales.
   DelayedScaling delayed;
+  LossScaling loss_scaling;  ///< with fp16
 };
 
 /// Everything that a training run is told.

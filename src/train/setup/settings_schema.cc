@@ -128,10 +128,15 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
              between(1, kMaxSequences));
   schema.add("train.global_batch", &train.global_batch, "Sequences of one optimizer step",
              between(1, kMaxSequences));
-  schema.add_enum("train.precision", &train.precision,
-                  {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}, {"fp8", Precision::kFp8}},
-                  "Storage of weights and activations; bf16 keeps F32 masters; fp8: bf16, whose "
-                  "layers' products read rounded numbers, by precision.recipe");
+  schema.add_enum(
+      "train.precision", &train.precision,
+      {{"f32", Precision::kF32},
+       {"bf16", Precision::kBF16},
+       {"fp16", Precision::kFp16},
+       {"fp8", Precision::kFp8}},
+      "Storage of weights and activations; bf16 keeps F32 masters; fp16: f32, whose "
+      "layers' products read F16, with scaled losses (precision.loss_scale); fp8: bf16, "
+      "whose layers' products read rounded numbers, by precision.recipe");
   schema.add("train.recompute", &train.recompute,
              "Values computed again in the backward pass instead of kept: names, or \"all\" for "
              "everything possible, perhaps of some layers: \"expert_act@0-5\"");
@@ -265,6 +270,27 @@ void add_rl_options(ConfigSchema& schema, RlSettings& rl) {
   add_export_options(schema, rl.exports);
 }
 
+/// Named as Megatron-LM's.
+void add_loss_scale_options(ConfigSchema& schema, LossScaling& scaling) {
+  schema.add("precision.loss_scale", &scaling.constant,
+             "With fp16: what losses are multiplied by, and gradients divided by; 0: dynamic, from "
+             "precision.initial_loss_scale on",
+             between(0, kLargestLossScale));
+  schema.add("precision.initial_loss_scale", &scaling.initial,
+             "Of a dynamic loss scale: the first, a power of two", between(1, kLargestLossScale));
+  schema.add("precision.min_loss_scale", &scaling.minimum,
+             "Likewise: it becomes no smaller; where gradients overflow with it the run stops, or "
+             "with train.on_nonfinite = \"skip\" goes on",
+             between(1, kLargestLossScale));
+  schema.add("precision.loss_scale_window", &scaling.window,
+             "Likewise: steps in a row with finite gradients after which it doubles",
+             between(1, kMaxSteps));
+  schema.add("precision.hysteresis", &scaling.hysteresis,
+             "Likewise: steps whose gradients overflow, and are skipped, until it is halved; "
+             "counted anew when it doubles",
+             between(1, kMaxSteps));
+}
+
 void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
   std::vector<std::string> names;
   std::string help = "With train.precision = \"fp8\": how operands of products are rounded";
@@ -274,15 +300,16 @@ void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
   }
   schema.add_choice("precision.recipe", &precision.recipe, std::move(names), help);
   schema.add("precision.plain", &precision.plain,
-             "Weights whose products stay in BF16: names, or their beginnings, or \"all\", perhaps "
+             "Weights whose products stay as train.precision stores them: names, or their "
+             "beginnings, or \"all\", perhaps "
              "of some layers: \"attn\", \"moe.experts.down@3\", \"all@0-1\"");
   schema.add("precision.weight_gradients", &precision.weight_gradients,
              "Whether the products that give weights' gradients read rounded numbers too, instead "
-             "of BF16");
+             "of what is stored");
   schema.add(
       "precision.weight_copies", &precision.weight_copies,
-      "Where the GPU multiplies FP8: keep what weights are quantized to for all micro-batches "
-      "of a step, 2 bytes more for each, instead of quantizing them in each");
+      "Where the GPU multiplies FP8, and with fp16: keep what weights are rounded to for all "
+      "micro-batches of a step, 2 bytes more for each, instead of rounding them in each");
   schema.add_enum("precision.saved", &precision.saved,
                   {{"bf16", SavedPrecision::kBf16},
                    {"fp8", SavedPrecision::kFp8},
@@ -309,6 +336,7 @@ void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
   schema.add_enum("precision.overflow", &delayed.overflows, {{"saturate", false}, {"skip", true}},
                   "Likewise: values beyond their scale become the largest number, or the step is "
                   "skipped; they are counted");
+  add_loss_scale_options(schema, precision.loss_scaling);
 }
 
 void add_optimizer_options(ConfigSchema& schema, Settings& settings) {

@@ -39,11 +39,29 @@ int64_t read_count(const CheckpointReader& reader, const Json& state, const char
   return state[key].get<int64_t>();
 }
 
+/// Where a run's loss scale stood, if it followed the gradients.
+std::optional<LossScaleState> read_loss_scale(const CheckpointReader& reader, const Json& state) {
+  constexpr const char* kKey = "loss_scale";
+  if (!state.contains(kKey)) return std::nullopt;
+  const Json& found = state[kKey];
+  const bool valid = found.is_object() && found.contains("scale") && found["scale"].is_number() &&
+                     found["scale"].get<double>() >= 1 &&
+                     found["scale"].get<double>() <= kLargestLossScale;
+  require(
+      valid,
+      "checkpoint {} is damaged: its state must have a 'loss_scale' with a scale from 1 to 2^64, "
+      "found {}",
+      reader.path().string(), found.dump());
+  return LossScaleState{.scale = found["scale"].get<double>(),
+                        .good_steps = read_count(reader, found, "good_steps"),
+                        .tolerance = read_count(reader, found, "tolerance")};
+}
+
 /// The position, whose numbers must fit each other and the manifest's step.
 RunPosition read_position(const CheckpointReader& reader, const Json& state) {
-  const RunPosition position{read_count(reader, state, "step"),
-                             read_count(reader, state, "tokens_seen"),
-                             read_count(reader, state, "skipped_steps")};
+  const RunPosition position{
+      read_count(reader, state, "step"), read_count(reader, state, "tokens_seen"),
+      read_count(reader, state, "skipped_steps"), read_loss_scale(reader, state)};
   require(position.step == reader.step(),
           "checkpoint {} is damaged: its state is of step {}, its manifest of step {}",
           reader.path().string(), position.step, reader.step());
@@ -170,12 +188,17 @@ class RunTensors {
 }  // namespace
 
 std::string state_text(const SavedRun& run) {
-  const Json json = {{"step", run.position.step},
-                     {"tokens_seen", run.position.tokens_seen},
-                     {"skipped_steps", run.position.skipped_steps},
-                     {"num_data_tokens", run.data.num_tokens},
-                     {"data_fingerprint", run.data.fingerprint},
-                     {"config", run.config_toml}};
+  Json json = {{"step", run.position.step},
+               {"tokens_seen", run.position.tokens_seen},
+               {"skipped_steps", run.position.skipped_steps},
+               {"num_data_tokens", run.data.num_tokens},
+               {"data_fingerprint", run.data.fingerprint},
+               {"config", run.config_toml}};
+  if (const auto& scale = run.position.loss_scale) {
+    json["loss_scale"] = {{"scale", scale->scale},
+                          {"good_steps", scale->good_steps},
+                          {"tolerance", scale->tolerance}};
+  }
   return json.dump();
 }
 

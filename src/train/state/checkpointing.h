@@ -7,6 +7,7 @@
 
 #include "checkpoint/background_save.h"
 #include "checkpoint/peer/peer_store.h"
+#include "optim/loss_scaler.h"
 #include "train/setup/settings.h"
 #include "train/state/model_state.h"
 
@@ -18,6 +19,7 @@ struct RunPosition {
   int64_t step = 0;  ///< steps done
   int64_t tokens_seen = 0;
   int64_t skipped_steps = 0;
+  std::optional<LossScaleState> loss_scale = {};  ///< where it follows the gradients
 };
 
 /// By what a resumed run tells whether its data is still that of its checkpoint.

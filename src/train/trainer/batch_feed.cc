@@ -89,11 +89,11 @@ const StepBatches& BatchFeed::begin(int64_t step, std::vector<Batch> given) {
 void BatchFeed::read_ahead(Use use) {
   const int64_t step = current_.step + 1;
   if (is_given_ || step >= settings_.train.steps) return;
-  thread_.give([this, step, use = std::move(use)] {
+  thread_.give([this, step, use = std::move(use), factor = loss_scale_] {
     try {
       read(step, next_);
       const int64_t num_batches = count_loss_parts(settings_, std::ssize(next_.batches), layout_);
-      use(next_.views, loss_scales(settings_, num_batches, next_.num_valid));
+      use(next_.views, loss_scales(settings_, num_batches, next_.num_valid).times(factor));
     } catch (const std::exception&) {
       next_.step = -1;  // the step reads anew, and says what is wrong
     }

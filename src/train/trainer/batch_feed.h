@@ -35,6 +35,8 @@ class BatchFeed final : public StepFeed {
   /// The step that began last.
   const StepBatches& current() const { return current_; }
 
+  /// The loss scale that the next steps are taken to have until they begin.
+  void expect_loss_scale(double scale) { loss_scale_ = scale; }
   /// Of a step of the run that is not given its batches.
   void read_ahead(Use use) override;
   bool began_with_read() const override { return began_with_read_; }
@@ -54,7 +56,8 @@ class BatchFeed final : public StepFeed {
   StepBatches next_;  // the thread's while it reads
   bool began_with_read_ = false;
   bool is_given_ = false;  // the current step
-  HelperThread thread_;    // last: it uses the others
+  double loss_scale_ = 1;
+  HelperThread thread_;  // last: it uses the others
 };
 
 }  // namespace tessera

@@ -339,7 +339,7 @@ TEST_F(DelayedScales, RefuseWhatCannotBe) {
         s.train.precision = Precision::kBF16;
         s.precision = {.delayed = {.overflows = true}};
       },
-      "precision.overflow is set, but products round");
+      "precision.overflow is set, but train.precision is");
   expect_refusal(
       delayed(), [](Settings& s) { s.precision.delayed.overflows = true; },
       "set train.on_nonfinite = \"skip\"");

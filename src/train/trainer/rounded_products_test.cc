@@ -224,11 +224,12 @@ TEST_F(RoundedProducts, RefuseWhatCannotBe) {
   expect_refusal(
       settings,
       [](Settings& s) { s.train.precision = Precision::kBF16, s.precision.plain = {"all"}; },
-      "precision.plain is set, but products round");
+      "precision.plain is set, but train.precision is \"bf16\", and it is for \"fp8\" and "
+      "\"fp16\"");
   expect_refusal(
       settings,
       [](Settings& s) { s.train.precision = Precision::kF32, s.precision.recipe = "mxfp8"; },
-      "precision.recipe is set, but products round");
+      "precision.recipe is set, but train.precision is \"f32\", and it is for \"fp8\"");
   expect_refusal(
       settings, [](Settings& s) { s.model.moe.experts = ExpertPath::kBlockSparse; },
       "set moe.experts = \"grouped\"");

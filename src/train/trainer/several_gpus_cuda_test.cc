@@ -139,6 +139,21 @@ TEST_F(SeveralGpus, OtherExchangesGiveTheBitsOfExactOnes) {
   }
 }
 
+/// Rows of halves among them.
+TEST_F(SeveralGpus, OtherExchangesOfHalvesGiveTheBitsOfExactOnes) {
+  Settings own = settings("exchanged-halves");
+  own.train.precision = Precision::kFp16;
+  own.model.hidden_size = 256;
+  const auto run = [&](ExchangeSizes exchange) {
+    auto layout = data_parallel(2, {}, 2);
+    layout.parallel.exchange = exchange;
+    return testing::run_steps(own, layout, 3, false, choose_gpu);
+  };
+  const testing::RunEnd exact = run(ExchangeSizes::kExact);
+  for (const ExchangeSizes exchange : {ExchangeSizes::kBounded, ExchangeSizes::kDirect})
+    testing::expect_same_end(run(exchange), exact);
+}
+
 /// Rows that wait in pages, also such that find no room at first, whose steps are done again;
 /// recorded and not.
 TEST_F(SeveralGpus, StashedRowsGiveTheBitsOfMemoryForTheWorst) {

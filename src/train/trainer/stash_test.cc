@@ -160,6 +160,18 @@ TEST_P(Stash, GivesTheBitsOfMemoryForTheWorst) {
   });
 }
 
+/// Rows in F16 among them.
+TEST_P(Stash, KeepsHalves) {
+  Settings settings = settings_in(folder_);
+  settings.train.precision = Precision::kFp16;
+  const RunEnd kept = testing::run_steps(settings, GetParam(), 2, false);
+  on_both([&](const DeviceChooser& choose, bool on_host) {
+    const StashedRun run = run_stashed(stashed(settings, 1.6), GetParam(), 2, choose);
+    testing::expect_same_end(run.end, kept);
+    EXPECT_EQ(run.pages > 0, !host_counts(GetParam(), on_host));
+  });
+}
+
 /// No step is made of what found no room, and none is left out.
 TEST_P(Stash, StepsWithoutRoomAreDoneAgain) {
   const Settings settings = settings_in(folder_);

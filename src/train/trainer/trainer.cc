@@ -16,6 +16,7 @@
 #include "train/setup/machine.h"
 #include "train/setup/step_schedule.h"
 #include "train/state/initial_weights.h"
+#include "train/trainer/nonfinite_step.h"
 #include "train/trainer/step_tallies.h"
 
 namespace tessera {
@@ -63,6 +64,8 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   plan_ = build_step(request);
   evaluation_ = build_evaluation(request);
   runner_ = std::make_unique<StepRunner>(*model_, layout_.pipeline, state_->step_parameters());
+  if (settings_.train.precision == Precision::kFp16)
+    scaler_.emplace(settings_.precision.loss_scaling);
   feed_ = std::make_unique<BatchFeed>(settings_, data_, layout_, shape.max_sequences);
   steps_ = std::make_unique<RecordedSteps>(*runner_, plan_, records_whole_steps(layout_, *model_),
                                            feed_.get());
@@ -190,10 +193,12 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
                             peers_ ? &peers_->open(*state_) : nullptr);
   if (resumed) {
     position_ = resumed->position;
+    if (scaler_ && position_.loss_scale) scaler_->restore(*position_.loss_scale);
   } else {
     const auto notes = load_initial_weights(settings_, *state_, *layout_.world);
     initial_notes_.insert(initial_notes_.end(), notes.begin(), notes.end());
   }
+  position_.loss_scale = saved_state(scaler_);
   set_scales(state_->roundings(), model_->roundings());
   return resumed;
 }
@@ -222,7 +227,9 @@ LossScales Trainer::fetch(StepOutcome& outcome) {
   (groups.contexts ? groups.contexts : groups.dp)->all_reduce(sum, sum).wait();
   outcome.num_tokens = step.num_tokens * layout_.data_ranks();
   outcome.mtp_labels = counts[1];
-  return loss_scales(settings_, num_batches_of_all(), counts[0]);
+  outcome.loss_scale = loss_scale().value_or(1);
+  feed_->expect_loss_scale(outcome.loss_scale);
+  return loss_scales(settings_, num_batches_of_all(), counts[0]).times(outcome.loss_scale);
 }
 
 void Trainer::sum_over_ranks(StepOutcome& outcome) const {
@@ -272,19 +279,6 @@ void Trainer::clip_heads(std::vector<float> max_logits, StepOutcome& outcome) {
       });
 }
 
-void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
-  const bool bad = !std::isfinite(outcome.loss) || outcome.skipped();
-  if (!bad || settings_.train.on_nonfinite == NonFinite::kSkip) return;
-  throw TrainingStopped(fmt::format(
-      "step {}: the loss is {} and the gradient norm {}; {}. Lower "
-      "optim.learning_rate, set "
-      "train.max_grad_norm, or set train.on_nonfinite = \"skip\" to leave such steps out; the last "
-      "checkpoint is whole",
-      position_.step + 1, outcome.loss, outcome.update.grad_norm,
-      settings_.shard.release_gradients ? "layers with finite gradients were updated, others not"
-                                        : "nothing was updated"));
-}
-
 /// What the tasks of a step ask of the trainer, in their order.
 class Trainer::Step final : public StepHost {
  public:
@@ -303,7 +297,7 @@ class Trainer::Step final : public StepHost {
   bool share(const MicroBatchResult& own) override {
     if (lacks_room(own)) return false;
     const auto num_micro_batches = static_cast<double>(trainer_.num_batches_of_all());
-    outcome_.loss = own.loss;
+    outcome_.loss = own.loss / outcome_.loss_scale;
     if (outcome_.mtp_labels > 0)
       outcome_.mtp_loss = own.mtp_loss / scales_.mtp / static_cast<double>(outcome_.mtp_labels);
     outcome_.balance_loss = own.balance_loss * (1.0 / num_micro_batches);
@@ -325,6 +319,7 @@ class Trainer::Step final : public StepHost {
     return {.step_idx = position.step - position.skipped_steps,
             .lr = learning_rate(settings.schedule, position.step),
             .max_grad_norm = settings.train.max_grad_norm,
+            .grad_scale = 1 / outcome_.loss_scale,
             .observer = observer_};
   }
 
@@ -376,13 +371,15 @@ void Trainer::enlarge_stash(int64_t missing_pages) {
 }
 
 void Trainer::finish_step(const StepOutcome& outcome) {
-  refuse_nonfinite(outcome);
+  refuse_nonfinite(settings_, position_.step, scaler_, outcome);
   if (outcome.skipped()) {
     ++position_.skipped_steps;
   } else if (settings_.model.moe.has_expert_bias() && !settings_.model.lora.is_on()) {
     update_expert_biases(state_->experts(), settings_.model.moe.bias_update_speed,
                          settings_.model.moe.zero_experts);
   }
+  if (scaler_) scaler_->update(!outcome.skipped());
+  position_.loss_scale = saved_state(scaler_);
   state_->roundings().add(tallies_, outcome.skipped());
   set_scales(state_->roundings(), model_->roundings());
   ++position_.step;
@@ -429,6 +426,7 @@ Trainer::OtherCount& Trainer::plan_count(int64_t num_micro_batches) {
 double Trainer::validate() {
   if (!data_.validation) return std::numeric_limits<double>::quiet_NaN();
   state_->wait_weights();
+  model_->forget_copies();
   const int64_t per_batch = settings_.train.micro_batch;
   int64_t num_batches = (data_.validation->num_windows() + per_batch - 1) / per_batch;
   const int64_t limit = settings_.train.validation_batches;

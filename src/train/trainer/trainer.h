@@ -5,7 +5,6 @@
 #include <ostream>
 #include <string>
 
-#include "core/error.h"
 #include "core/process/progress.h"
 #include "train/memory/choose_policy.h"
 #include "train/memory/memory_prediction.h"
@@ -19,33 +18,9 @@
 #include "train/trainer/check_model.h"
 #include "train/trainer/peer_copies.h"
 #include "train/trainer/recorded_steps.h"
+#include "train/trainer/step_outcome.h"
 
 namespace tessera {
-
-/// Training cannot go on from numbers as they are: thrown on all ranks, at the same step.
-class TrainingStopped : public UserError {
- public:
-  using UserError::UserError;
-};
-
-/// What one optimizer step did, of all ranks together and the same on each.
-struct StepOutcome {
-  double loss = 0;      ///< mean over the valid tokens of the global batch
-  double mtp_loss = 0;  ///< of multi-token prediction: mean over its own valid labels
-  double balance_loss = 0;
-  double z_loss = 0;
-  int64_t num_tokens = 0;
-  int64_t mtp_labels = 0;  ///< valid ones of multi-token prediction
-  int64_t dropped = 0;
-  /// Times that it was done again since the stash had no room (train.stash), on any rank.
-  int64_t repeats = 0;
-  double max_logit = 0;       ///< with QK clip: as StepRecord's
-  int64_t clipped_heads = 0;  ///< likewise
-  /// By layer, where scales are delayed.
-  std::vector<RoundingCounts> roundings;
-  StepResult update;
-  bool skipped() const { return !update.updated; }
-};
 
 /// A training run as one rank sees it: data, its part of the model, optimizer and position. All
 /// ranks of the world construct one and call the same functions in the same order. The loop around
@@ -80,6 +55,10 @@ class Trainer {
   /// host.
   double device_peak() const { return device_.peak; }
   const RunPosition& position() const { return position_; }
+  /// What the next step's losses are multiplied by; nothing where none are.
+  std::optional<double> loss_scale() const {
+    return scaler_ ? std::optional(scaler_->scale()) : std::nullopt;
+  }
   ModelState& state() { return *state_; }
   const TrainingModel& model() const { return *model_; }
   /// Model FLOPs of the last optimizer step, or of the first, all ranks together.
@@ -90,7 +69,8 @@ class Trainer {
   /// What the user should know of weights that a new run started from.
   const std::vector<std::string>& initial_notes() const { return initial_notes_; }
   /// One optimizer step over all its micro-batches. Throws TrainingStopped on a NaN or infinite
-  /// loss or gradient where the settings say stop; then nothing was updated. The GPU of a rank that
+  /// loss or gradient where the settings say stop, but for what a smaller loss scale may mend; then
+  /// nothing was updated. The GPU of a rank that
   /// is alone may still be updating when it returns, and what reads weights waits for that.
   /// Observers on a GPU are told of the update when it is next synchronised.
   StepOutcome step(const StepObservers& observers = {}, const UpdateObserver& update_observer = {});
@@ -159,7 +139,6 @@ class Trainer {
   void sum_expert_counts();
   void clip_heads(std::vector<float> max_logits, StepOutcome& outcome);
   void enlarge_stash(int64_t missing_pages);
-  void refuse_nonfinite(const StepOutcome& outcome) const;
   void finish_step(const StepOutcome& outcome);
   SavedRun describe_run(const std::string& config_toml) const;
 
@@ -182,6 +161,7 @@ class Trainer {
   std::unique_ptr<RecordedSteps> steps_;  // of `plan_`
   std::map<int64_t, std::unique_ptr<OtherCount>> other_counts_;
   RunPosition position_;
+  std::optional<LossScaler> scaler_;  // of FP16
   std::vector<std::string> initial_notes_;
   std::unique_ptr<BatchFeed> feed_;  // behind the steps, of which its thread uses `steps_`
   int64_t num_batches_ = 0;          // of the step

@@ -92,7 +92,7 @@ std::vector<std::string> list_notes(const VerifyRequest& request, const Referenc
     notes.push_back(fmt::format(
         "train.precision = \"{}\" is left aside: both runs are in F32, since rounding sends some "
         "tokens to other experts",
-        request.settings.train.precision == Precision::kFp8 ? "fp8" : "bf16"));
+        precision_name(request.settings.train.precision)));
   if (compresses(request.settings)) {
     const bool keeps = request.settings.shard.gradients != DType::kF32;
     notes.push_back(fmt::format(
