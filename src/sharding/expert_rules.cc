@@ -5,6 +5,7 @@
 #include "ops/expert_activation/activated_product.h"
 #include "ops/expert_bias/expert_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/route_map/capacity_limit.h"
 #include "ops/route_map/route_map.h"
 #include "ops/sinkhorn/sinkhorn.h"
@@ -77,6 +78,12 @@ std::string activation_backward_rule(bool apply_prob, bool gives_act) {
       "{}{}",
       apply_prob ? "g:r^f x:r^f p:r^ o:n^ -> dx:r^f=g dp:r^=g" : "g:r^f x:r^f o:n^ -> dx:r^f=g",
       gives_act ? " act:r^f" : "");
+}
+
+/// The first result is given in FP8 too.
+ShardStatesOf with_fp8(ShardStatesOf states, bool gives_fp8) {
+  if (states && gives_fp8) states->push_back(states->front());
+  return states;
 }
 
 /// `first`, and behind it the rest of what the fused operator reads.
@@ -229,6 +236,13 @@ ShardStatesOf grouped_matmul_wgrad(const AxisCall& call) {
   return follow(call, "n:r^f x:r^h o:n^ -> dw:f^h=nx", inputs);
 }
 
+/// Scales go along tokens, as these do: each rank's are of its own.
+ShardStatesOf quantize_tokens(const AxisCall& call) {
+  constexpr std::string_view kRule = "x:r^c o:n^ -> y:cr^ s:r^c";
+  if (!dynamic_cast<const QuantizeTokens&>(call.op).gather()) return follow(call, kRule);
+  return follow(call, kRule, gathered(call, QuantizeTokens::kX, QuantizeTokens::kSource, true));
+}
+
 /// Of a sum over the ranks of ETP each adds the biases of its own columns.
 ShardStatesOf expert_bias(const AxisCall& call) {
   const auto& op = dynamic_cast<const ExpertBias&>(call.op);
@@ -257,12 +271,13 @@ ShardStatesOf expert_bias_backward(const AxisCall& call) {
 
 ShardStatesOf expert_activation(const AxisCall& call) {
   const auto& op = dynamic_cast<const ExpertActivation&>(call.op);
-  return follow(call, activation_rule(op.apply_prob()));
+  return with_fp8(follow(call, activation_rule(op.apply_prob())), op.gives_fp8());
 }
 
 ShardStatesOf expert_activation_backward(const AxisCall& call) {
   const auto& op = dynamic_cast<const ExpertActivationBackward&>(call.op);
-  return follow(call, activation_backward_rule(op.forward().apply_prob(), op.gives_act()));
+  const auto rule = activation_backward_rule(op.forward().apply_prob(), op.gives_act());
+  return with_fp8(follow(call, rule), op.gives_fp8());
 }
 
 ShardStatesOf activated_product(const AxisCall& call) {

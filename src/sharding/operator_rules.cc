@@ -323,8 +323,7 @@ constexpr std::pair<std::string_view, Rule> kRules[] = {
     {"quantize", quantize},
     {"turn_blocks", turn_blocks},
     {"dequantize", "x:r^c -> y:r^c=x"},
-    // Scales go along tokens, as these do: each rank's are of its own.
-    {"quantize_tokens", "x:r^c o:n^ -> y:cr^ s:r^c"},
+    {"quantize_tokens", quantize_tokens},
     {"scale", "x:t^h a:t^h -> y:t^h=x+a"},
     {"scale_by", "x:th f!:o -> y:th=x"},
     {"multiply", "a:t^h b:t^h -> y:t^h=a"},

@@ -45,6 +45,7 @@ ShardStatesOf unpermute_weighted(const AxisCall& call);
 ShardStatesOf unpermute_weighted_backward(const AxisCall& call);
 ShardStatesOf grouped_matmul(const AxisCall& call);
 ShardStatesOf grouped_matmul_wgrad(const AxisCall& call);
+ShardStatesOf quantize_tokens(const AxisCall& call);
 ShardStatesOf expert_bias(const AxisCall& call);
 ShardStatesOf expert_bias_backward(const AxisCall& call);
 ShardStatesOf expert_activation(const AxisCall& call);
