@@ -15,7 +15,7 @@ namespace tessera::testing {
 /// of these rows, and leave the others as they were.
 inline void expect_gives_quantized(const Operator& plain, int at, const std::vector<Tensor>& values,
                                    int64_t rows_in_use, const Backend& backend) {
-  const QuantizeSpec spec{.scale = ScaleLayout::block(1, 128)};
+  const QuantizeSpec spec = short_blocks();
   const OperatorPtr giver =
       dynamic_cast<const GivesQuantized&>(plain).giving_quantized(at, Quantize(spec));
   ASSERT_NE(giver, nullptr) << plain.attributes();

@@ -12,22 +12,19 @@ void check_probs(const Operator& op, const ValueType& probs_R, int64_t num_rows)
               "probs_R must be f32 [{}], got {}", num_rows, probs_R.to_string());
 }
 
-const QuantizeSpec kFp8 = {.scale = ScaleLayout::block(1, 128)};
-
 ValueType quantized(const ValueType& values) {
-  return Quantize(kFp8).infer({&values, 1})[Quantize::kY];
+  return Quantize(short_blocks()).infer({&values, 1})[Quantize::kY];
 }
 
 }  // namespace
 
-ExpertActivation::ExpertActivation(const ExpertActivationSpec& spec, bool gives_fp8)
+ExpertActivation::ExpertActivation(const ExpertActivationSpec& spec)
     : function_(spec.function),
       sizes_(spec.expert_sizes, "expert_activation"),
-      apply_prob_(spec.apply_prob),
-      gives_fp8_(gives_fp8) {}
+      apply_prob_(spec.apply_prob) {}
 
 bool ExpertActivation::has_short_blocks() const {
-  return sizes_.are_equal() && sizes_.largest() % 128 == 0;
+  return sizes_.are_equal() && sizes_.largest() % kShortBlock == 0;
 }
 
 OperatorPtr ExpertActivation::giving_quantized(int output, const Quantize& quantize) const {

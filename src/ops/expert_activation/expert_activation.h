@@ -32,7 +32,7 @@ class ExpertActivation final : public Operator, public JoinsProducer, public Giv
   enum Output : int { kAct, kActFp8 };
 
   /// Throws UserError for experts without size.
-  explicit ExpertActivation(const ExpertActivationSpec& spec, bool gives_fp8 = false);
+  explicit ExpertActivation(const ExpertActivationSpec& spec);
 
   OperandSet<Input> input_set() const {
     return OperandSet<Input>{kPre, kOffsets}.add(kProbs, apply_prob_);
@@ -58,7 +58,7 @@ class ExpertActivation final : public Operator, public JoinsProducer, public Giv
   ActivationFunction function_;
   ExpertSizes sizes_;
   bool apply_prob_;
-  bool gives_fp8_;
+  bool gives_fp8_ = false;
 };
 
 /// (grad A [R, max F_e], pre, [probs_R], offsets) -> (dpre A [R, W], [dprobs_R F32 [R]],

@@ -33,7 +33,7 @@ void check_rows(const Tensor& rows, const Tensor& offsets) {
 }
 
 void quantize_short_blocks(const Tensor& values, const Tensor& to) {
-  quantize_on_host(Quantize({.scale = ScaleLayout::block(1, 128)}), values, to);
+  quantize_on_host(Quantize(short_blocks()), values, to);
 }
 
 /// to = act(pre) · prob for one row, `width` elements before the next.

@@ -174,34 +174,13 @@ __device__ void multiply_tile(const Side<kRowsAlong>& rows, int64_t first_row,
   }
 }
 
-/// Finds this block's expert: blocks are dealt to experts in order, for every kTile of the places
-/// that places_of(e) counts. Where its tile begins in the expert, or expert -1 for a block too
-/// many.
-struct Place {
-  int expert;
-  int64_t first;
-};
-template <typename PlacesOf>
-__device__ Place find_place(int num_experts, const PlacesOf& places_of) {
-  extern __shared__ int tile_begin[];
-  const GroupedTiles tiles{tile_begin, num_experts};
-  if (threadIdx.x < 32) {
-    sum_tiles(tiles, [&](int e) { return static_cast<int>((places_of(e) + kTile - 1) / kTile); });
-  }
-  __syncthreads();
-  const int tile = static_cast<int>(blockIdx.x);
-  if (tile >= tiles.num_tiles()) return {-1, 0};
-  const int expert = tiles.expert_of(tile);
-  return {expert, int64_t{tile - tile_begin[expert]} * kTile};
-}
-
 template <bool kByOut>
 __global__ void __launch_bounds__(kThreads)
     half_rows_kernel(const PlainRowsParams params, bool by_vector) {
   wait_for_earlier();
   const int64_t* const offsets = params.offsets;
-  const Place place =
-      find_place(params.num_experts, [&](int e) { return offsets[e + 1] - offsets[e]; });
+  const BlockTile place = find_block_tile<kTile>(
+      params.num_experts, [&](int e) { return offsets[e + 1] - offsets[e]; });
   if (place.expert < 0) return;
   const int64_t begin = params.block_begin[place.expert];
   const int64_t group = params.block_begin[place.expert + 1] - begin;
@@ -226,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
     half_wgrad_kernel(const PlainWgradParams params, bool by_vector) {
   wait_for_earlier();
   const int* const block_begin = params.block_begin;
-  const Place place = find_place(
+  const BlockTile place = find_block_tile<kTile>(
       params.num_experts, [&](int e) { return int64_t{block_begin[e + 1] - block_begin[e]}; });
   if (place.expert < 0) return;
   const int64_t begin = block_begin[place.expert];

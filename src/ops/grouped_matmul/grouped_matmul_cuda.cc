@@ -55,14 +55,17 @@ PlainRowsParams plain_params(const GroupedRows& product) {
           .top_k = product.gather.top_k};
 }
 
+/// Whether matrices of 16 bits can be read in vectors.
+bool are_in_vectors(const ExpertBlocks& experts, std::initializer_list<const void*> matrices) {
+  constexpr int64_t kVector = 8;
+  return experts.total == experts.num_experts * experts.largest && experts.wide % kVector == 0 &&
+         experts.largest % kVector == 0 && std::ranges::all_of(matrices, is_aligned);
+}
+
 /// Whether launch_few_rows takes the product, and is the quickest.
 bool is_few(const GroupedRows& product) {
-  constexpr int64_t kVector = 8;
-  const ExpertBlocks& experts = product.experts;
   return product.dtype == DType::kBF16 && product.num_rows <= kFewRows &&
-         experts.total == experts.num_experts * experts.largest && experts.wide % kVector == 0 &&
-         experts.largest % kVector == 0 && is_aligned(product.a) && is_aligned(product.weight) &&
-         is_aligned(product.y);
+         are_in_vectors(product.experts, {product.a, product.weight, product.y});
 }
 
 PlainWgradParams plain_params(const GroupedWgrad& product) {
@@ -79,13 +82,6 @@ PlainWgradParams plain_params(const GroupedWgrad& product) {
           .accumulate = product.accumulate,
           .source = product.gather.source,
           .top_k = product.gather.top_k};
-}
-
-/// Whether kernels of F16 read these factors in vectors.
-bool are_in_vectors(const ExpertBlocks& experts, std::initializer_list<const void*> factors) {
-  constexpr int64_t kVector = 8;
-  return experts.total == experts.num_experts * experts.largest && experts.wide % kVector == 0 &&
-         experts.largest % kVector == 0 && std::ranges::all_of(factors, is_aligned);
 }
 
 template <typename Product>

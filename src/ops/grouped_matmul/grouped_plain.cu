@@ -126,35 +126,12 @@ __device__ void multiply_tile(Sums& sums, const Rows& rows, int64_t first_row,
   }
 }
 
-__device__ int64_t num_tiles(int64_t extent) {
-  return (extent + kTile - 1) / kTile;
-}
-
-/// Finds this block's expert: blocks are dealt to experts in order, `tiles_of(e)` to each. Its tile
-/// within the expert, or expert -1 for a block too many.
-struct Place {
-  int expert;
-  int64_t first;
-};
-template <typename TilesOf>
-__device__ Place find_place(int num_experts, const TilesOf& tiles_of) {
-  extern __shared__ int tile_begin[];
-  const GroupedTiles tiles{tile_begin, num_experts};
-  if (threadIdx.x < 32) sum_tiles(tiles, tiles_of);
-  __syncthreads();
-  const int tile = static_cast<int>(blockIdx.x);
-  if (tile >= tiles.num_tiles()) return {-1, 0};
-  const int expert = tiles.expert_of(tile);
-  return {expert, int64_t{tile - tile_begin[expert]} * kTile};
-}
-
 template <typename T, bool kByOut, bool kGather>
 __global__ void __launch_bounds__(kThreads) plain_rows_kernel(const PlainRowsParams params) {
   wait_for_earlier();
   const int64_t* const offsets = params.offsets;
-  const Place place = find_place(params.num_experts, [&](int e) {
-    return static_cast<int>(num_tiles(offsets[e + 1] - offsets[e]));
-  });
+  const BlockTile place = find_block_tile<kTile>(
+      params.num_experts, [&](int e) { return offsets[e + 1] - offsets[e]; });
   if (place.expert < 0) return;
   const int64_t begin = params.block_begin[place.expert];
   const int64_t group = params.block_begin[place.expert + 1] - begin;
@@ -186,9 +163,8 @@ template <typename T, bool kGather>
 __global__ void __launch_bounds__(kThreads) plain_wgrad_kernel(const PlainWgradParams params) {
   wait_for_earlier();
   const int* const block_begin = params.block_begin;
-  const Place place = find_place(params.num_experts, [&](int e) {
-    return static_cast<int>(num_tiles(block_begin[e + 1] - block_begin[e]));
-  });
+  const BlockTile place = find_block_tile<kTile>(
+      params.num_experts, [&](int e) { return int64_t{block_begin[e + 1] - block_begin[e]}; });
   if (place.expert < 0) return;
   const int64_t begin = block_begin[place.expert];
   const int64_t group = block_begin[place.expert + 1] - begin;

@@ -65,4 +65,25 @@ __device__ void sum_tiles(const GroupedTiles& tiles, const NumTiles& num_tiles) 
   __syncwarp();
 }
 
+/// An expert and the first of the places of a tile in it; expert -1 for a block too many.
+struct BlockTile {
+  int expert;
+  int64_t first;
+};
+
+/// This block's: blocks are dealt to experts in order, for every kTile of the places that
+/// places_of(e) counts. By all threads, with num_experts + 1 integers of dynamic shared memory.
+template <int kTile, typename PlacesOf>
+__device__ BlockTile find_block_tile(int num_experts, const PlacesOf& places_of) {
+  extern __shared__ int tile_begin[];
+  const GroupedTiles tiles{tile_begin, num_experts};
+  if (threadIdx.x < 32)
+    sum_tiles(tiles, [&](int e) { return static_cast<int>((places_of(e) + kTile - 1) / kTile); });
+  __syncthreads();
+  const int tile = static_cast<int>(blockIdx.x);
+  if (tile >= tiles.num_tiles()) return {-1, 0};
+  const int expert = tiles.expert_of(tile);
+  return {expert, int64_t{tile - tile_begin[expert]} * kTile};
+}
+
 }  // namespace tessera::cuda

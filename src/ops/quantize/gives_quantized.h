@@ -14,9 +14,14 @@ class GivesQuantized {
   virtual OperatorPtr giving_quantized(int output, const Quantize& quantize) const = 0;
 };
 
-/// Parts of 128 columns of a row that share a scale, as E4M3.
+/// E4M3 of which parts of 128 columns of a row share a scale.
+inline constexpr int64_t kShortBlock = 128;
+inline QuantizeSpec short_blocks() {
+  return {.element = DType::kE4M3, .scale = ScaleLayout::block(1, kShortBlock)};
+}
 inline bool has_short_blocks(const QuantizeSpec& spec) {
-  return spec.element == DType::kE4M3 && spec.scale == ScaleLayout::block(1, 128) &&
+  const QuantizeSpec short_ones = short_blocks();
+  return spec.element == short_ones.element && spec.scale == short_ones.scale &&
          spec.turned_rows == 0;
 }
 
