@@ -150,8 +150,10 @@ class Inserter {
            "operands of {} are not in order", node.op->name());
     const ValueId from_rows = node.inputs[product->rows];
     const ValueId from_weight = node.inputs[product->weight];
-    const auto fp8 = find_fp8_product(program_.type(from_rows), rows.spec, values_type(from_weight),
-                                      weight.spec);
+    RoundValuesSpec of_rows = rows.spec;
+    of_rows.offsets = of_rows.offsets || gathers(*node.op);  // the product has those
+    const auto fp8 =
+        find_fp8_product(program_.type(from_rows), of_rows, values_type(from_weight), weight.spec);
     if (!fp8) return false;
     std::vector<ValueId> inputs = {quantized_rows(node, from_rows, fp8->rows),
                                    quantized_weight(from_weight, fp8->weight)};
@@ -192,11 +194,15 @@ class Inserter {
     return true;
   }
 
+  static bool gathers(const Operator& op) {
+    const auto* grouped = dynamic_cast<const GroupedMatmul*>(&op);
+    return grouped != nullptr && grouped->gather();
+  }
+
   /// Tokens are quantized before they are permuted, whether that is the product's part or not:
   /// there are fewer of them, and other products may read them.
   ValueId quantized_rows(const Node& product, ValueId rows, const QuantizeSpec& spec) {
-    const auto* grouped = dynamic_cast<const GroupedMatmul*>(product.op.get());
-    if (grouped != nullptr && grouped->gather()) {
+    if (gathers(*product.op)) {
       return once(make_permute(),
                   {quantized(rows, spec), product.inputs[GroupedMatmul::kSource],
                    product.inputs[GroupedMatmul::kRowOf]},

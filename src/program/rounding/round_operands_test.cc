@@ -307,17 +307,24 @@ TEST(RoundOperands, GradientsOfWeightsInFp8NeedSizesThatSuit) {
     EXPECT_FALSE(find_gradient(recipe, 48, 16)) << recipe;
 }
 
-/// A product of permuted tokens, which may gather them itself.
+/// A product of permuted tokens, which may gather them itself; of as many as came, where they are
+/// ragged.
 struct PermutedProduct {
   static constexpr int64_t kTokens = 8;
 
   Program program;
   ValueId y;
 
-  explicit PermutedProduct(bool gathers) {
-    const ValueId x = program.add_input("x", {DType::kBF16, {kTokens, 32}});
+  explicit PermutedProduct(bool gathers, bool is_ragged = false) {
+    ValueType tokens{DType::kBF16, {kTokens, 32}};
+    if (is_ragged) {
+      tokens.ragged_dim = 0;
+      tokens.extent = program.add_input("tokens", {DType::kI64, {1}});
+    }
+    const ValueId x = program.add_input("x", tokens);
     const ValueId source = program.add_input("source", {DType::kI32, {2 * kTokens}});
-    const ValueId row_of = program.add_input("row_of", {DType::kI32, {kTokens, 2}});
+    const ValueId row_of =
+        program.add_input("row_of", with_last_dim(with_dtype(tokens, DType::kI32), 2));
     const ValueId offsets = program.add_input("offsets", {DType::kI64, {3}});
     const ValueId weight = program.add_weight("weight", {DType::kBF16, {16, 32}});
     const OperatorPtr product = make_grouped_matmul({.group_sizes = {8, 8}, .gather = gathers});
@@ -338,7 +345,8 @@ struct PermutedProduct {
   std::vector<float> run(bool fp8_products) const {
     return testing::run_on_noise(
                round(fp8_products), make_cpu_kernels(), {},
-               {{"offsets", {0, 7, 2 * kTokens}},
+               {{"tokens", {kTokens}},
+                {"offsets", {0, 7, 2 * kTokens}},
                 {"source", {5, 0, 3, -1, 9, 15, 2, 8, 1, 4, 7, 6, 11, -1, 13, 10}},
                 {"row_of", std::vector<int64_t>(2 * kTokens, 0)}})
         .at(y);
@@ -347,17 +355,19 @@ struct PermutedProduct {
 
 /// The numbers are those of permuting first.
 TEST(RoundOperands, TokensAreQuantizedBeforeTheyArePermuted) {
-  const PermutedProduct apart(false);
-  const PermutedProduct gathering(true);
-  std::vector<std::string> names;
-  const Program rounded = gathering.round(true);
-  for (const Node& node : rounded.nodes()) names.emplace_back(node.op->name());
-  EXPECT_THAT(names, ElementsAre("quantize", "permute", "quantize", "scaled_grouped_matmul"));
-  const std::vector<float> expected = apart.run(false);
-  EXPECT_EQ(gathering.run(false), expected);
-  const std::vector<float> found = apart.run(true);
-  EXPECT_EQ(gathering.run(true), found);
-  for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 0.1);
+  for (const bool is_ragged : {false, true}) {
+    const PermutedProduct apart(false, is_ragged);
+    const PermutedProduct gathering(true, is_ragged);
+    std::vector<std::string> names;
+    const Program rounded = gathering.round(true);
+    for (const Node& node : rounded.nodes()) names.emplace_back(node.op->name());
+    EXPECT_THAT(names, ElementsAre("quantize", "permute", "quantize", "scaled_grouped_matmul"));
+    const std::vector<float> expected = apart.run(false);
+    EXPECT_EQ(gathering.run(false), expected);
+    const std::vector<float> found = apart.run(true);
+    EXPECT_EQ(gathering.run(true), found);
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 0.1);
+  }
 }
 
 TEST(RoundOperands, OtherProductsAreEmulated) {
