@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -108,6 +109,32 @@ void check_coded(const std::vector<int64_t>& counts, int64_t columns, Random& ra
   }
 }
 
+/// Rows and columns of zeros, rows whose scales are up to 2^(2 * apart) apart, codes that are NaN.
+void check_unequal(const std::vector<int64_t>& counts, int64_t columns, int apart, Random& random) {
+  const std::vector<int64_t> offsets = testing::ends_of(counts);
+  const int64_t num_rows = offsets.back();
+  const OwnedTensor x = testing::random_tensor(DType::kBF16, {num_rows, columns}, random, 10.0);
+  Bf16* const values = x.get().as<Bf16>();
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const auto power = static_cast<int>(random.next_below(static_cast<uint64_t>(2 * apart + 1)));
+    const float factor = row % 7 == 3 ? 0 : std::ldexp(1.0F, power - apart);
+    for (int64_t column = 0; column < columns; ++column) {
+      Bf16& value = values[row * columns + column];
+      value = Bf16(column % 5 == 2 ? 0 : factor * static_cast<float>(value));
+    }
+  }
+  for (const QuantizeSpec& spec : testing::row_specs()) {
+    if (columns_of_scale(spec.scale, columns) % QuantizeTokens::kUnit != 0) continue;
+    const testing::ScaledTensor coded = testing::quantize(x.get(), spec);
+    const auto codes = static_cast<uint8_t*>(coded.tensor.data);
+    for (int i = 0; i < 20; ++i)
+      codes[random.next_below(static_cast<uint64_t>(num_rows * columns))] =
+          i % 2 == 0 ? 0x7F : 0xFF;
+    for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock})
+      check_values(coded.tensor, scales, offsets);
+  }
+}
+
 /// `counts` rows of experts, and two behind them, of 50 tokens in BF16 and in FP8.
 void check_gathered(const std::vector<int64_t>& counts, int64_t columns, Random& random) {
   const std::vector<int64_t> offsets = testing::ends_of(counts);
@@ -153,6 +180,15 @@ TEST_F(QuantizeTokensCuda, RowsOfFp8GiveTheHostsBits) {
   Random random(10, 1);
   check_coded({1}, 16, random);
   check_coded({0, 700, 129, 2000}, 272, random);
+}
+
+TEST_F(QuantizeTokensCuda, RowsOfFp8WithScalesFarApartGiveTheHostsBits) {
+  Random random(13, 1);
+  for (const int apart : {0, 3, 8, 20, 50}) {
+    SCOPED_TRACE(apart);
+    check_unequal({0, 700, 129, 2000}, 272, apart, random);
+    check_unequal({5, 300}, 128, apart, random);
+  }
 }
 
 TEST_F(QuantizeTokensCuda, TinyGroups) {
