@@ -193,6 +193,12 @@ def run(command):
         command = command[:at] + ((f"--train.recompute={','.join(kept)}",) if kept else ()) + command[at + 1:]
 
 
+def stage_shares(found):
+    """Of a simulated layout's busiest stage: the stage, and the shares of the step that it computes, waits for exchanges and idles."""
+    stage = min(found["stages"], key=lambda one: one["idle_seconds"])
+    return stage, {name: stage[f"{name}_seconds"] / found["step_seconds"] for name in ("computed", "exposed", "idle")}
+
+
 def simulate(program, row, models):
     """A row's figures: `ours` with what its software hides, `hidden` with what this program hides; or `why` there are none."""
     command, why = command_of(program, row, models)
@@ -212,13 +218,11 @@ def simulate(program, row, models):
     found, _, chunks = best
     hidden = run((*command, *cut_of(row, model, chunks), *dispatch_of(row)))[0]
     theirs, figure = measured_of(row)
-    slowest = min(found["stages"], key=lambda stage: stage["idle_seconds"])
+    slowest, shares = stage_shares(found)
     return {"row": row, "theirs": theirs, "figure": figure, "ours": found[figure], "error": found[figure] / theirs - 1, "chunks": chunks,
             "hidden": hidden[figure] / theirs - 1, "memory": found["memory_bytes"], "step": found["step_seconds"],
-            "exposed": slowest["exposed_seconds"] / found["step_seconds"], "idle": slowest["idle_seconds"] / found["step_seconds"],
-            "exposed_by": slowest["exposed_by"], "computed_by": slowest["computed_by"],
-            "host": slowest["host_seconds"] / found["step_seconds"], "computed": slowest["computed_seconds"] / found["step_seconds"],
-            "copies": slowest["copy_seconds"] / found["step_seconds"]}
+            **shares, "exposed_by": slowest["exposed_by"], "computed_by": slowest["computed_by"],
+            "host": slowest["host_seconds"] / found["step_seconds"], "copies": slowest["copy_seconds"] / found["step_seconds"]}
 
 
 def explain_here(program, one, models):

@@ -3,7 +3,7 @@ import collections
 
 HEAD = """# Published throughputs beside the simulator's
 
-Made by `bench/evidence/papers.py build/tessera --searches --write docs/evidence/papers.md`; the rows, with their sources and quotations, are
+Made by `bench/evidence/papers.py build/tessera --searches FILE --write docs/evidence/papers.md`; the rows, with their sources and quotations, are
 in `bench/evidence/papers`, and what in the sources contradicts itself in `bench/evidence/papers/doubts.md`. "Simulated" is what `tessera plan
 --explain` says of the row's model, layout and batch, run as its software runs it: with its dispatcher, with nothing computed beside exchanges
 that it does not hide (`--exposed`), with a host that launches what is in no CUDA graph (`--graphs`, `--launch-us`), and with its kernels where

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Published training throughputs beside what the simulator says of the same layout: the page docs/evidence/papers.md.
 
-  bench/evidence/papers.py build/tessera [--write docs/evidence/papers.md] [--only TEXT] [--jobs N] [--json FILE | --figures FILE] [--searches]
+  bench/evidence/papers.py build/tessera [--write docs/evidence/papers.md] [--only TEXT] [--jobs N] [--json FILE | --figures FILE] [--searches FILE]
 
 Rows are in bench/evidence/papers: papers.json from the papers, recipes.json from the repositories of Megatron-Bridge, NeMo and Megatron-LM,
 models.json says how this program names the models; paper_rows.py makes `tessera plan --explain` of them, with what paper_software.py says of
 their software. No constant is fitted to one row, two to many (paper_text.py).
 Rows without a model, layout or precision that this program has, or without a throughput, are left out and counted. --searches also looks
-for the best layout where the sources say theirs, which takes minutes.
+for the best layout of each setting (paper_searches.py), which takes an hour and goes on with what FILE has already.
 """
 import argparse
 import collections
@@ -19,6 +19,7 @@ import statistics
 import sys
 
 import paper_rows
+import paper_searches
 from paper_text import CLASSES, CONSTANTS, HEAD, class_of, spread_of
 
 NEAR = 0.15
@@ -106,21 +107,8 @@ def list_rankings(results):
     return lines
 
 
-def list_searches(searches):
-    if not searches:
-        return []
-    lines = ["## Published optima and the search", "",
-             "`tessera plan` with the model, the batch and the GPUs of rows that their source calls the best, and nothing else given: the layout that",
-             "it finds, beside the published one, both of this program with all that it hides.", "",
-             "| published best | layout | simulated | found | simulated | gain |", "|---|---|---|---|---|---|"]
-    for row, chunks, published, found in searches:
-        lines.append(f"| {row['id']} | {describe_layout(row, chunks)} | {published['tflops']:.0f} TFLOPS | {found['layout']} | {found['tflops']:.0f} | "
-                     f"{found['tflops'] / published['tflops'] - 1:+.0%} |")
-    return lines + [""]
-
-
 def write_page(results, left_out, searches):
-    lines = [HEAD, *list_sources(results), "", *list_rankings(results), "", *list_classes(results), "", CONSTANTS, *list_searches(searches)]
+    lines = [HEAD, *list_sources(results), "", *list_rankings(results), "", *list_classes(results), "", CONSTANTS, *paper_searches.list_searches(searches, describe_layout)]
     lines += ["## Left out", ""]
     lines += [f"- {count} rows: {why}" for why, count in collections.Counter(one["why"] for one in left_out if not one["why"].startswith("refused")).most_common()]
     lines += ["", "## Rows", "", "| row | model | GPUs | layout | theirs | simulated | error | exposed | idle | memory | this program |",
@@ -138,20 +126,6 @@ def write_page(results, left_out, searches):
     return "\n".join(lines) + "\n"
 
 
-def search_best(program, results, models):
-    """What the search finds for the best row of each group of Parallel Folding's table 3, whose layouts were tuned so."""
-    searches = []
-    for group in list_groups(results).values():
-        one = max(group, key=lambda other: other["theirs"])
-        if not one["row"]["id"].startswith("pf-t3"):
-            continue
-        found = paper_rows.search(program, one["row"], models)
-        published = paper_rows.explain_here(program, one, models)
-        if found and published:
-            searches.append((one["row"], one["chunks"], published, found))
-    return searches
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
@@ -160,7 +134,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--figures", help="what --json wrote, in place of simulating the rows again")
-    parser.add_argument("--searches", action="store_true", help="also look for the best layouts")
+    parser.add_argument("--searches", help="also look for the best layouts; the file for what is found")
     options = parser.parse_args()
     models = paper_rows.load_models()
     if options.figures:
@@ -169,7 +143,7 @@ def main():
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             found = list(pool.map(lambda row: paper_rows.simulate(options.program, row, models), paper_rows.load_rows(options.only)))
     results = [one for one in found if "error" in one]
-    searches = search_best(options.program, results, models) if options.searches else []
+    searches = paper_searches.search_all(options.program, models, options.searches, options.jobs) if options.searches else []
     page = write_page(results, [one for one in found if "error" not in one], searches)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(found, indent=1))

@@ -170,6 +170,20 @@ PipelineLayout even_pipeline_layout(int64_t num_stages, int64_t chunks_per_stage
   return layout;
 }
 
+std::string write_pipeline_layout(const PipelineLayout& layout) {
+  const auto repeated = [](char item, int64_t count) {
+    return count == 0   ? std::string()
+           : count == 1 ? std::string(1, item)
+                        : fmt::format("{}*{}", item, count);
+  };
+  std::vector<std::string> chunks;
+  for (const PipelineChunk& chunk : layout.chunks) {
+    chunks.push_back(repeated('E', chunk.embedding ? 1 : 0) + repeated('t', chunk.num_layers) +
+                     repeated('m', chunk.num_mtp) + repeated('L', chunk.loss ? 1 : 0));
+  }
+  return fmt::format("{}", fmt::join(chunks, "|"));
+}
+
 std::string to_string(const PipelineLayout& layout) {
   std::vector<std::string> texts;
   for (const PipelineChunk& chunk : layout.chunks) {

@@ -50,6 +50,8 @@ PipelineLayout parse_pipeline_layout(std::string_view text, int64_t num_stages,
 PipelineLayout even_pipeline_layout(int64_t num_stages, int64_t chunks_per_stage,
                                     const LayerCounts& layers);
 
+/// "Et*3|t*2|t*2|mL", which parse_pipeline_layout reads.
+std::string write_pipeline_layout(const PipelineLayout& layout);
 /// "[E t*3] [t*2] [t*2] [m*1 L]".
 std::string to_string(const PipelineLayout& layout);
 

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "core/error.h"
 
 namespace tessera {
@@ -95,6 +97,18 @@ TEST(PipelineLayout, EvenLayoutsHoldEachLayerOnce) {
               ThrowsMessage<UserError>(
                   HasSubstr("7 layers do not fill 4 stages of 2 chunks; lower parallel.pp or "
                             "parallel.pipeline_chunks, whose product may be 7")));
+}
+
+TEST(PipelineLayout, IsReadAsItIsWritten) {
+  for (const auto& [text, stages, layers] :
+       std::vector<std::tuple<std::string, int64_t, LayerCounts>>{
+           {"Et*3|t*2|t|L", 2, {6}}, {"EtL", 1, {1}}, {"E|t*4|tm|mL", 4, {5, 2}}}) {
+    const PipelineLayout layout = parse_pipeline_layout(text, stages, layers);
+    EXPECT_EQ(write_pipeline_layout(layout), text);
+  }
+  const LayerCounts layers{.decoder = 13, .mtp = 1};
+  const PipelineLayout even = even_pipeline_layout(2, 3, layers);
+  EXPECT_EQ(parse_pipeline_layout(write_pipeline_layout(even), 2, layers).chunks, even.chunks);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ constexpr std::string_view kEp = "parallel.ep";
 constexpr std::string_view kEtp = "parallel.etp";
 constexpr std::string_view kChunks = "parallel.pipeline_chunks";
 constexpr std::string_view kSchedule = "parallel.pipeline_schedule";
+constexpr std::string_view kStages = "parallel.pipeline_layout";
 constexpr std::string_view kMicroBatch = "train.micro_batch";
 constexpr std::string_view kShard = "optim.shard";
 constexpr std::string_view kStepSchedule = "train.schedule";
@@ -100,7 +101,7 @@ std::vector<int64_t> chunk_counts(int64_t layers, int64_t stages) {
 
 bool may_set_chunks(const SearchSpace& space) {
   return space.may_set(std::string(kChunks)) && space.may_set(std::string(kSchedule)) &&
-         space.may_set("parallel.pipeline_layout");
+         space.may_set(std::string(kStages));
 }
 
 /// How many of the first node's ranks are neighbours in EP; 1 where other nodes have other shares.
@@ -119,9 +120,9 @@ int64_t ranks_in_node(const SearchSpace& space, const Settings& settings) {
 }  // namespace
 
 std::vector<std::string> searched_keys() {
-  std::vector<std::string> keys = {"parallel.pipeline_layout", "train.recompute", "train.offload"};
-  for (const std::string_view key : {kTp, kCp, kPp, kEp, kEtp, kChunks, kSchedule, kMicroBatch,
-                                     kShard, kStepSchedule, kDispatcher})
+  std::vector<std::string> keys = {"train.recompute", "train.offload"};
+  for (const std::string_view key : {kTp, kCp, kPp, kEp, kEtp, kChunks, kSchedule, kStages,
+                                     kMicroBatch, kShard, kStepSchedule, kDispatcher})
     keys.emplace_back(key);
   return keys;
 }
@@ -211,8 +212,8 @@ std::string describe_candidate(const Settings& settings) {
   add_degree("cp", layout.cp);
   const int64_t chunks = settings.parallel.chunks_per_stage;
   if (layout.pp > 1)
-    add(chunks > 1 ? fmt::format("pp {} x {} chunks", layout.pp, chunks)
-                   : fmt::format("pp {}", layout.pp));
+    add(fmt::format("pp {}{}{}", layout.pp, chunks > 1 ? fmt::format(" x {} chunks", chunks) : "",
+                    settings.parallel.pipeline_layout.empty() ? "" : ", stages by time"));
   add_degree("ep", layout.ep);
   add_degree("etp", layout.etp);
   add(fmt::format("micro-batch {}", settings.train.micro_batch));
@@ -235,6 +236,8 @@ std::vector<std::string> list_overrides(const Settings& settings) {
       fmt::format("--{}={}", kChunks, settings.parallel.chunks_per_stage)};
   if (settings.parallel.chunks_per_stage > 1)
     all.push_back(fmt::format("--{}=interleaved", kSchedule));
+  if (!settings.parallel.pipeline_layout.empty())
+    all.push_back(fmt::format("--{}={}", kStages, settings.parallel.pipeline_layout));
   if (settings.parallel.dispatcher != DispatcherRequest::kAuto)
     all.push_back(fmt::format("--{}={}", kDispatcher,
                               dispatcher_name(kind_of(settings.parallel.dispatcher))));

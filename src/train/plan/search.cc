@@ -6,14 +6,24 @@
 #include <set>
 
 #include "train/memory/search_policy.h"
+#include "train/plan/balance_stages.h"
 #include "train/setup/device_choice.h"
+#include "train/setup/step_schedule.h"
 
 namespace tessera {
 namespace {
 
 /// Layouts whose variants are judged, and configurations that are simulated as a whole.
 constexpr size_t kLayoutsToVary = 24;
-constexpr size_t kLayoutsToRefine = 12;
+constexpr size_t kLayoutsToRefine = 18;
+/// Of the busiest stage's time, which other cuts of the layers must save to be judged.
+constexpr double kWorthCutting = 0.02;
+
+/// Stages that are cut by time, and what a step is then thought to take.
+struct OtherStages {
+  std::string layout;  ///< parallel.pipeline_layout
+  double seconds = 0;
+};
 
 /// A configuration that was judged by some of its stages.
 struct Judged {
@@ -21,6 +31,7 @@ struct Judged {
   double seconds = 0;
   int64_t bytes = 0;  ///< of the fullest stage
   bool fits = false;
+  std::optional<OtherStages> stages = std::nullopt;  ///< where they are worth to be judged
 };
 
 /// Runs `work` for 0 to count - 1 on all processors. What it throws ends the program's search with
@@ -72,7 +83,8 @@ class Search {
       for (Settings& one : list_variants(space_, judged[i].settings))
         variants.push_back(std::move(one));
     }
-    for (Judged& one : judge(variants, 0.4, 0.6)) judged.push_back(std::move(one));
+    for (Judged& one : judge(variants, 0.4, 0.55)) judged.push_back(std::move(one));
+    for (Judged& one : judge(cut_by_time(judged), 0.55, 0.6)) judged.push_back(std::move(one));
     sort(judged);
     for (Judged& one : judge(merge(judged), 0.6, 0.65)) judged.push_back(std::move(one));
     sort(judged);
@@ -90,6 +102,22 @@ class Search {
   }
 
  private:
+  /// Those that are the best with stages cut by time.
+  static std::vector<Settings> cut_by_time(const std::vector<Judged>& judged) {
+    std::vector<const Judged*> worth;
+    for (const Judged& one : judged) {
+      if (one.fits && one.stages) worth.push_back(&one);
+    }
+    std::ranges::stable_sort(worth, {}, [](const Judged* one) { return one->stages->seconds; });
+    worth.resize(std::min(kLayoutsToVary, worth.size()));
+    std::vector<Settings> cut;
+    for (const Judged* one : worth) {
+      cut.push_back(one->settings);
+      cut.back().parallel.pipeline_layout = one->stages->layout;
+    }
+    return cut;
+  }
+
   /// The best with merged passes.
   std::vector<Settings> merge(const std::vector<Judged>& judged) const {
     std::vector<Settings> merged;
@@ -144,6 +172,7 @@ class Search {
     if (judged.bytes <= limit_) {
       judged.fits = true;
       judged.seconds = seconds_of(settings, kept);
+      judged.stages = other_stages(judged, kept);
       return judged;
     }
     if (!may_choose()) return judged;
@@ -154,10 +183,31 @@ class Search {
     if (judged.bytes > limit_) return judged;
     judged.fits = true;
     judged.seconds = seconds_of(settings, kept);
+    judged.stages = other_stages(judged, kept);
     const double share = static_cast<double>(kept_bytes - limit_) /
                          static_cast<double>(std::max<int64_t>(kept_bytes - judged.bytes, 1));
     judged.seconds += share * (seconds_of(leanest, lean) - judged.seconds);
     return judged;
+  }
+
+  std::optional<OtherStages> other_stages(const Judged& judged, StageSimulation& some) const {
+    const ModelConfig& model = judged.settings.model;
+    const ParallelSpec& parallel = judged.settings.parallel;
+    const int64_t stages = parallel.layout.pp;
+    const bool may_cut = space_.may_set("parallel.pipeline_layout") &&
+                         step_schedule(judged.settings.train) == StepSchedule::kAsBuilt;
+    if (stages == 1 || !parallel.pipeline_layout.empty() || !may_cut) return std::nullopt;
+    const SimulatedPlans plans = some.run_plans(work_, 1);
+    std::vector<RankTimes> ranks;
+    for (size_t i = 0; i < plans.plans.size(); ++i)
+      ranks.push_back({plans.plans[i], plans.works[i], some.chunks(i)});
+    const ModelTimes times = sum_times(model, ranks);
+    const double even = busiest_stage(times, make_pipeline_layout(parallel, model.layer_counts()));
+    const PipelineLayout cut =
+        balance_stages(times, stages, parallel.chunks_per_stage, model.layer_counts());
+    const double share = busiest_stage(times, cut) / even;
+    if (share > 1 - kWorthCutting) return std::nullopt;
+    return OtherStages{write_pipeline_layout(cut), judged.seconds * share};
   }
 
   bool may_choose() const {
@@ -165,13 +215,20 @@ class Search {
            !space_.base.train.stashes();
   }
 
-  /// The first stage, the last, and where stages have different numbers of layers the second, which
-  /// then has the most (even_pipeline_layout).
+  /// The first stage, the last, and of those between the one with the most layers, where these are
+  /// more than the first's.
   StageSimulation plan_some(const Settings& settings) const {
     const std::vector<int64_t> all = first_ranks(settings, space_.num_ranks);
+    const PipelineLayout layout =
+        make_pipeline_layout(settings.parallel, settings.model.layer_counts());
+    std::vector<int64_t> layers(all.size(), 0);
+    for (size_t c = 0; c < layout.chunks.size(); ++c)
+      layers[c % all.size()] += layout.chunks[c].all_layers();
     std::vector<int64_t> some = {all.front()};
-    const int64_t chunks = std::ssize(all) * settings.parallel.chunks_per_stage;
-    if (all.size() > 2 && settings.model.num_layers % chunks != 0) some.push_back(all[1]);
+    if (all.size() > 2) {
+      const auto most = std::max_element(layers.begin() + 1, layers.end() - 1);
+      if (*most > layers.front()) some.push_back(all[most - layers.begin()]);
+    }
     if (all.size() > 1) some.push_back(all.back());
     return {settings, space_.num_ranks, some};
   }

@@ -31,10 +31,11 @@ struct PlanResult {
 using PlanProgress = std::function<void(double share)>;
 
 /// The fastest ways to train on hardware, as simulated: layouts with one sequence at a time are
-/// judged by few of their stages; the best of them with other micro-batches and chunks; the
-/// best of these with merged passes; the best of all are simulated with every stage, and where
-/// activations do not fit the memory, values are chosen that all layers compute again or offload
-/// (search_policy). Deterministic. Throws UserError where nothing at all can be trained so.
+/// judged by few of their stages; the best of them with other micro-batches and chunks; of all
+/// these the best with stages cut by time, where even ones are unequal; the best of these with
+/// merged passes; the best of all are simulated with every stage, and where activations do not fit
+/// the memory, values are chosen that all layers compute again or offload (search_policy).
+/// Deterministic. Throws UserError where nothing at all can be trained so.
 PlanResult search_plan(const SearchSpace& space, const StepWork& work,
                        const PlanProgress& progress = {});
 

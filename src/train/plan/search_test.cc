@@ -43,6 +43,25 @@ TEST(SearchPlan, FindsTheSameEachTime) {
     EXPECT_GE(result.layouts[i].step.seconds, result.layouts[i - 1].step.seconds);
 }
 
+/// A large head makes the last of equal stages the busiest.
+TEST(SearchPlan, CutsStagesByTime) {
+  const Settings settings = settings_to_plan(
+      {"--model.vocab_size=30000", "--parallel.tp=1", "--parallel.cp=1", "--parallel.pp=4"});
+  const std::set<std::string> fixed = {"parallel.tp", "parallel.cp",       "parallel.pp",
+                                       "parallel.ep", "train.micro_batch", "optim.shard"};
+  const PlannedLayout best = search(space_of(settings, 4, fixed)).layouts.at(0);
+  const PipelineLayout cut = parse_pipeline_layout(best.settings.parallel.pipeline_layout, 4,
+                                                   settings.model.layer_counts());
+  EXPECT_LT(cut.chunks.back().num_layers, 2);
+  EXPECT_THAT(describe_candidate(best.settings), HasSubstr("stages by time"));
+  EXPECT_THAT(list_overrides(best.settings), ::testing::Contains(HasSubstr("pipeline_layout=E")));
+  auto even_fixed = fixed;
+  even_fixed.insert("parallel.pipeline_layout");
+  const PlannedLayout even = search(space_of(settings, 4, even_fixed)).layouts.at(0);
+  EXPECT_EQ(even.settings.parallel.pipeline_layout, "");
+  EXPECT_LT(best.step.seconds, 0.95 * even.step.seconds);
+}
+
 TEST(SearchPlan, IsNoSlowerThanLayoutsByHand) {
   const SearchSpace space = space_of(settings_to_plan({}), 8, {});
   const double best = search(space).layouts.at(0).step.seconds;

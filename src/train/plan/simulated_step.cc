@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "train/setup/device_choice.h"
 #include "train/setup/step_schedule.h"
@@ -68,6 +69,15 @@ StepShares extend_shares(const StepShares& fewer, const StepShares& more, const 
 /// those in flight.
 int64_t count_to_fill(const Settings& settings, int64_t stages) {
   return (merges_passes(settings.train) ? 4 : 2) * stages;
+}
+
+/// Between few micro-batches a step may grow by less than a slow stage computes, while what follows
+/// the passes shrinks: no step is shorter than that.
+void raise_to_computed(SimulatedStep& step) {
+  double least = step.seconds;
+  for (const SimulatedStage& stage : step.stages) least = std::max(least, stage.shares.computed);
+  const double longer = least - std::exchange(step.seconds, least);
+  for (SimulatedStage& stage : step.stages) stage.shares.idle += longer;
 }
 
 double end_of(const SimulatedPlans& plans) {
@@ -213,6 +223,7 @@ SimulatedStep StageSimulation::run(const StepWork& work, double flops,
          .shares = extend_shares(shares_of(fewer.clocks[i], fewer.works[i], ends[0]),
                                  shares_of(more.clocks[i], more.works[i], ends[1]), whole)});
   }
+  raise_to_computed(step);
   return step;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,10 @@ class StageSimulation {
   SimulatedStep run_alone(const StepWork& work, double flops);
   /// The plans of so many micro-batches.
   SimulatedPlans run_plans(const StepWork& work, int64_t micro_batches);
+  /// What of the model the first of the ranks holds, the second and so on.
+  std::span<const PipelineChunk> chunks(size_t which) const {
+    return ranks_[which].model.programs().part.chunks;
+  }
 
  private:
   struct MicroBatches;
