@@ -125,6 +125,22 @@ class Answers(unittest.TestCase):
         status, body, _ = self.server.request("GET", "/v1/models")
         self.assertEqual((status, json.loads(body)["data"][0]["id"]), (200, "run"))
         self.assertEqual(self.server.health()["status"], "ok")
+        status, body, _ = self.server.request("GET", "/v1/models/run")
+        self.assertEqual((status, json.loads(body)["id"]), (200, "run"))
+        status, body, _ = self.server.request("GET", "/v1/models/other")
+        self.assertEqual((status, json.loads(body)["error"]["code"]), (404, "model_not_found"))
+
+    def test_http_1_0_gets_no_chunks(self):
+        body = json.dumps({"prompt": "the old ", "max_tokens": 5, "seed": 3}).encode()
+        expected = self.server.complete(prompt="the old ", max_tokens=5, seed=3)["choices"]
+        for keep in (b"", b"Connection: Keep-Alive\r\n"):
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as client:
+                client.sendall(b"POST /v1/completions HTTP/1.0\r\n%sContent-Length: %d\r\n\r\n%s" %
+                               (keep, len(body), body))
+                answer = b"".join(iter(lambda: client.recv(65536), b""))
+            head, _, found = answer.partition(b"\r\n\r\n")
+            self.assertNotIn(b"chunked", head)
+            self.assertEqual(json.loads(found)["choices"], expected)
 
     def test_text_is_that_of_generate(self):
         for seed in (3, 4):

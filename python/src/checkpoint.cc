@@ -16,7 +16,7 @@ class CheckpointBox {
 
   const CheckpointReader& reader() const { return opened_.reader; }
   const std::vector<std::string>& skipped() const { return opened_.skipped; }
-  std::mutex& mutex() { return mutex_; }
+  Turns& turns() { return turns_; }
 
   const TensorRecord& record(const std::string& name) const {
     const auto& tensors = reader().manifest().tensors;
@@ -27,7 +27,7 @@ class CheckpointBox {
 
  private:
   OpenedCheckpoint opened_;
-  std::mutex mutex_;
+  Turns turns_;
 };
 
 /// The part of a tensor that begins at `offset`, as it is stored, or with `bits` BF16 as U16.
@@ -38,7 +38,7 @@ SharedArray read_part(CheckpointBox& self, const std::string& name,
   auto* memory = new OwnedTensor(record.dtype, Shape(extent), "a part of a checkpoint");
   const nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<OwnedTensor*>(p); });
   if (memory->get().num_elements() > 0) {
-    compute(self.mutex(), [&] { self.reader().load_part(name, Shape(offset), memory->get()); });
+    compute(self.turns(), [&] { self.reader().load_part(name, Shape(offset), memory->get()); });
   }
   Tensor part = memory->get();
   if (bits) part.dtype = DType::kU16;

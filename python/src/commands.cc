@@ -22,7 +22,7 @@ ConfigArguments arguments_of(const ConfigBox& config) {
 template <typename Run>
 std::string print(const Run& run) {
   std::ostringstream out;
-  std::mutex none;
+  Turns none;
   compute(none, [&] { return run(out); });
   return out.str();
 }
@@ -67,7 +67,7 @@ void add_commands(nb::module_& module) {
          const std::string& like, const std::string& dtype) {
         const ConvertArguments arguments{
             .source = source, .target = target, .to = to, .dtype = dtype, .like = like};
-        std::mutex none;
+        Turns none;
         const ConvertReport report = compute(none, [&] {
           return convert_model(arguments, [](std::string_view, int64_t, int64_t) {});
         });

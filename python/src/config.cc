@@ -11,9 +11,13 @@ namespace tessera::python {
 ConfigBox::ConfigBox(const ConfigSources& sources)
     : sources_(sources), schema_(make_schema(settings_)) {
   read_settings([&] {
-    if (!sources.text.empty()) schema_.load_toml_text(sources.text, "the TOML text");
+    // Kept, so that a copy, here or elsewhere, is the same whatever became of the file.
+    if (!sources.file.empty() && sources.text.empty())
+      sources_.text = ConfigSchema::read_file(sources.file) + "\n";
+    if (!sources_.text.empty())
+      schema_.load_toml_text(sources_.text, sources.file.empty() ? "the TOML text" : sources.file);
     for (const auto& [key, value] : sources.overrides) schema_.override_value(key, value, key);
-    load_settings(schema_, settings_, sources.file, {});
+    load_settings(schema_, settings_, "", {});
   });
 }
 

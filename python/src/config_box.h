@@ -10,8 +10,8 @@ namespace tessera::python {
 
 /// Where settings come from; later ones win.
 struct ConfigSources {
-  std::string file;  ///< TOML; empty: none
-  std::string text;  ///< TOML, in place of a file; empty: none
+  std::string file;  ///< TOML, of which `text` is what it held; empty: none
+  std::string text;  ///< TOML; empty: none, or yet to be read from the file
   /// Keys with values as on the command line.
   std::vector<std::pair<std::string, std::string>> overrides;
 };

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 
 #include "arrays.h"
 #include "data/token_file.h"
@@ -15,15 +16,16 @@ namespace {
 /// A token file that grows document by document.
 class WriterBox {
  public:
-  WriterBox(const std::string& prefix, int64_t vocab_size)
-      : vocab_size_(vocab_size), writer_(prefix, vocab_size) {}
+  WriterBox(const std::string& prefix, int64_t vocab_size) : vocab_size_(vocab_size) {
+    writer_.emplace(prefix, vocab_size);
+  }
 
   void add(const IntArray& ids) {
     const Rows rows = read_rows(ids, "a document's ids");
     require(rows.num_rows == 1, "a document is one row of ids, found {}", rows.num_rows);
     for (const int32_t id : rows.values) {
       require(id >= 0 && id < vocab_size_,
-              "document {} holds the id {}, outside the vocabulary of {}", writer_.num_documents(),
+              "document {} holds the id {}, outside the vocabulary of {}", writer().num_documents(),
               id, vocab_size_);
     }
     append(rows.values);
@@ -34,16 +36,22 @@ class WriterBox {
     ids.push_back(tokenizer.end_of_document());
     append(ids);
   }
-  TokenFileWriter& writer() { return writer_; }
+  /// Throws UserError behind abandon().
+  TokenFileWriter& writer() {
+    require(writer_.has_value(), "the token file was given up; open it anew");
+    return *writer_;
+  }
+  /// Gives up what was written and lets others write there.
+  void abandon() { writer_.reset(); }
 
  private:
   void append(std::span<const int32_t> ids) {
-    writer_.append(ids);
-    writer_.end_document();
+    writer().append(ids);
+    writer().end_document();
   }
 
   int64_t vocab_size_;
-  TokenFileWriter writer_;
+  std::optional<TokenFileWriter> writer_;
 };
 
 }  // namespace
@@ -74,6 +82,7 @@ void add_data(nb::module_& module) {
       .def(nb::init<const std::string&, int64_t>(), nb::arg("prefix"), nb::arg("vocab_size"))
       .def("add", &WriterBox::add, nb::arg("ids"))
       .def("add_text", &WriterBox::add_text, nb::arg("tokenizer"), nb::arg("text"))
+      .def("abandon", &WriterBox::abandon)
       .def("finish", [](WriterBox& self) { self.writer().finish(); })
       .def_prop_ro("num_tokens", [](WriterBox& self) { return self.writer().num_tokens(); })
       .def_prop_ro("num_documents", [](WriterBox& self) { return self.writer().num_documents(); });

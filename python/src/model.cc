@@ -4,7 +4,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cmath>
+#include <limits>
 
 #include "config_box.h"
 #include "model_box.h"
@@ -32,14 +34,14 @@ std::unique_ptr<ModelBox> load_model(const std::string& path, const std::string&
                                      bool allow_nonfinite) {
   const DeviceChoice choice = parse_device(device);
   const auto judge = allow_nonfinite ? NonFiniteWeights::kAllow : NonFiniteWeights::kRefuse;
-  std::mutex none;
+  Turns none;
   return compute(none, [&] {
     return std::make_unique<ModelBox>(std::make_unique<LoadedModel>(path, choice, judge));
   });
 }
 
 std::unique_ptr<ModelBox> make_model(const ConfigBox& config) {
-  std::mutex none;
+  Turns none;
   return compute(none, [&] {
     return read_settings([&] {
       return std::make_unique<ModelBox>(std::make_unique<LoadedModel>(config.settings()));
@@ -50,18 +52,20 @@ std::unique_ptr<ModelBox> make_model(const ConfigBox& config) {
 nb::tuple measure_loss(ModelBox& model, const TokenArrays& arrays) {
   const TokenRows rows = read_tokens(arrays, model.parts().config.vocab_size);
   int64_t num_valid = 0;
-  const double total = compute(model.mutex(), [&] {
+  const double total = compute(model.turns(), [&] {
     double sum = 0;
     for (const float loss : model.score(rows)) sum += loss;
     for (const int32_t label : rows.labels.values) num_valid += label != kNoLabel ? 1 : 0;
     return sum;
   });
-  return nb::make_tuple(total / static_cast<double>(std::max<int64_t>(num_valid, 1)), num_valid);
+  const double mean = num_valid > 0 ? total / static_cast<double>(num_valid)
+                                    : std::numeric_limits<double>::quiet_NaN();
+  return nb::make_tuple(mean, num_valid);
 }
 
 FloatArray measure_logprobs(ModelBox& model, const TokenArrays& arrays) {
   const TokenRows rows = read_tokens(arrays, model.parts().config.vocab_size);
-  std::vector<float> scores = compute(model.mutex(), [&] {
+  std::vector<float> scores = compute(model.turns(), [&] {
     std::vector<float> losses = model.score(rows);
     for (float& loss : losses) loss = -loss;
     return losses;
@@ -78,11 +82,26 @@ FloatArray measure_logits(ModelBox& model, const IntArray& array) {
     require(id >= 0 && id < vocab_size,
             "tokens hold the id {}, outside the model's vocabulary of {}", id, vocab_size);
   }
-  std::vector<float> logits = compute(model.mutex(), [&] { return model.logits(tokens); });
+  std::vector<float> logits = compute(model.turns(), [&] { return model.logits(tokens); });
   return to_array(std::move(logits),
                   {static_cast<size_t>(tokens.num_rows), static_cast<size_t>(tokens.length),
                    static_cast<size_t>(vocab_size)});
 }
+
+/// Looks for signals now and then: each look waits for other threads of Python.
+class SignalWatch {
+ public:
+  void look(const SignalMask& masked) {
+    constexpr auto kBetween = std::chrono::milliseconds(50);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < kBetween) return;
+    last_ = now;
+    take_signals(masked);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
 
 /// What a call of generate is told.
 struct GenerateCall {
@@ -94,15 +113,17 @@ Generated run_generator(ModelBox& model, const GenerateCall& call,
                         const std::function<bool(int32_t, double)>& on_token) {
   const ModelParts& parts = model.parts();
   const Tokenizer& tokenizer = parts.tokenizer;
-  return compute(model.mutex(), [&] {
+  return compute(model.turns(), [&](const SignalMask& masked) {
     model.settle();
     Generator generator(parts.settings.model, parts.settings.train.dtype(), parts.backend,
                         parts.parameters, parts.experts);
     GenerateOptions options = call.options;
     if (options.vocab_size == 0) options.vocab_size = tokenizer.vocab_size();
     const bool has_end = tokenizer.vocab_size() > 0;
+    SignalWatch signals;
     return generator.generate(call.prompt, has_end ? tokenizer.end_of_document() : -1, options,
                               [&](const GeneratedToken& token) {
+                                signals.look(masked);
                                 if (!on_token) return;
                                 const nb::gil_scoped_acquire acquired;
                                 on_token(token.id, token.log_probability);
@@ -129,7 +150,7 @@ nb::dict generate(ModelBox& model, const IntArray& prompt, const GenerateOptions
 
 nb::list list_parameters(nb::handle self) {
   const ModelBox& model = nb::cast<const ModelBox&>(self);
-  compute(model.mutex(), [&] {
+  compute(model.turns(), [&] {
     model.settle();
     model.parts().backend.device().synchronize();
   });
@@ -183,7 +204,7 @@ void add_model(nb::module_& module) {
       .def("parameters", list_parameters)
       .def("save",
            [](const ModelBox& model, const std::string& root) {
-             return compute(model.mutex(), [&] { return model.save(root); });
+             return compute(model.turns(), [&] { return model.save(root); });
            })
       .def("to_toml",
            [](const ModelBox& model) {

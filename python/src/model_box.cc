@@ -1,5 +1,7 @@
 #include "model_box.h"
 
+#include <cstdint>
+
 #include "checkpoint/checkpoint.h"
 #include "train/setup/machine.h"
 #include "train/setup/size_check.h"
@@ -29,10 +31,10 @@ void append_f32(const Tensor& rows, std::vector<float>& into) {
 }  // namespace
 
 ModelBox::ModelBox(std::unique_ptr<LoadedModel> own)
-    : own_(std::move(own)), parts_(parts_of(*own_)), mutex_(own_mutex_), settle_([] {}) {}
+    : own_(std::move(own)), parts_(parts_of(*own_)), turns_(own_turns_), settle_([] {}) {}
 
-ModelBox::ModelBox(const ModelParts& parts, std::mutex& mutex, std::function<void()> settle)
-    : parts_(parts), mutex_(mutex), settle_(std::move(settle)) {}
+ModelBox::ModelBox(const ModelParts& parts, Turns& turns, std::function<void()> settle)
+    : parts_(parts), turns_(turns), settle_(std::move(settle)) {}
 
 std::vector<float> ModelBox::score(const TokenRows& rows) {
   settle();
@@ -61,6 +63,10 @@ std::vector<float> ModelBox::score(const TokenRows& rows) {
 std::vector<float> ModelBox::logits(const Rows& tokens) {
   settle();
   check_batch(parts_.config, 1, tokens.length);
+  const int64_t bytes = int64_t{sizeof(float)} * parts_.config.vocab_size;
+  const bool countable = tokens.num_rows * tokens.length <= INT64_MAX / bytes;
+  require_host_memory(countable ? tokens.num_rows * tokens.length * bytes : INT64_MAX,
+                      machine_memory(), "this batch's logits");
   const DType dtype = parts_.settings.train.dtype();
   KeyValueCache cache(parts_.config, dtype, tokens.length, parts_.backend.device());
   ForwardModel forward(parts_.config, {.num_tokens = tokens.length, .dtype = dtype},

@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -28,12 +27,12 @@ struct ModelParts {
 class ModelBox {
  public:
   explicit ModelBox(std::unique_ptr<LoadedModel> own);
-  /// Of a trainer: `parts` and what `mutex` belongs to must live as long as this, and `settle` is
+  /// Of a trainer: `parts` and what `turns` belong to must live as long as this, and `settle` is
   /// called before weights are read.
-  ModelBox(const ModelParts& parts, std::mutex& mutex, std::function<void()> settle);
+  ModelBox(const ModelParts& parts, Turns& turns, std::function<void()> settle);
 
   const ModelParts& parts() const { return parts_; }
-  std::mutex& mutex() const { return mutex_; }
+  Turns& turns() const { return turns_; }
   /// Null of a trainer's.
   const LoadedModel* own() const { return own_.get(); }
   void settle() const { settle_(); }
@@ -58,8 +57,8 @@ class ModelBox {
 
   std::unique_ptr<LoadedModel> own_;
   ModelParts parts_;
-  std::mutex own_mutex_;
-  std::mutex& mutex_;
+  Turns own_turns_;
+  Turns& turns_;
   std::function<void()> settle_;
   Scorer scorer_;  ///< of the last shape
 };

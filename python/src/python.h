@@ -3,13 +3,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "core/error.h"
 #include "core/process/signal_mask.h"
 #include "core/tensor.h"
+#include "turns.h"
 
 namespace tessera::python {
 
@@ -32,14 +33,25 @@ auto read_settings(const Work& work) {
 }
 
 /// Calls what computes, for as long as it takes: other threads of Python run meanwhile, those that
-/// use the same object wait, and signals come when it is done (see SignalMask).
+/// use the same object wait, and signals come when it is done (see SignalMask). Throws UserError
+/// where this thread is at work with the object already, and in a process that was forked from one
+/// that had computed.
 template <typename Work>
-auto compute(std::mutex& mutex, const Work& work) {
+auto compute(Turns& turns, const Work& work) {
   const nb::gil_scoped_release released;
-  const std::scoped_lock lock(mutex);
+  refuse_forked();
+  const Turn turn(turns);
   const SignalMask masked;
-  return work();
+  if constexpr (std::is_invocable_v<Work, const SignalMask&>) {
+    return work(masked);
+  } else {
+    return work();
+  }
 }
+
+/// Within `compute`, between two parts of it: lets signals come that arrived meanwhile. Throws what
+/// Python's handlers raise, such as KeyboardInterrupt.
+void take_signals(const SignalMask& masked);
 
 /// What speaks DLPack, of any type and on any device.
 using SharedArray = nb::ndarray<nb::array_api>;

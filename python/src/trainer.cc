@@ -3,7 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -100,7 +102,11 @@ class TrainerBox {
             "Python trains on one rank, but this process was started as one of several; "
             "`tessera train` runs on many");
     has_data_ = names_data(config.settings().data);
-    run_ = std::make_unique<TrainingRun>(TrainRequest{.settings = config.settings(),
+    Settings settings = config.settings();
+    // Python may change its working folder while it trains.
+    if (!settings.run.folder.empty())
+      settings.run.folder = std::filesystem::absolute(settings.run.folder).lexically_normal();
+    run_ = std::make_unique<TrainingRun>(TrainRequest{.settings = settings,
                                                       .config_toml = config.schema().to_toml(),
                                                       .terminal = {},
                                                       .given_batches = !has_data_},
@@ -115,14 +121,23 @@ class TrainerBox {
                               .parameters = trainer.state().parameters(),
                               .experts = trainer.state().experts(),
                               .tokenizer = *trainer.data().tokenizer},
-                   mutex_, [&trainer] { trainer.state().wait_weights(); });
+                   turns_, [&trainer] { trainer.state().wait_weights(); });
   }
+
+  /// In a fork the run is its parent's, with folder and threads.
+  ~TrainerBox() {
+    if (!is_forked()) return;
+    static_cast<void>(run_.release());
+    static_cast<void>(world_.release());
+  }
+  TrainerBox(const TrainerBox&) = delete;
+  TrainerBox& operator=(const TrainerBox&) = delete;
 
   TrainingRun& run() { return *run_; }
   /// Calls what computes with the run, then raises what was raised meanwhile.
   template <typename Work>
   auto act(const Work& work) {
-    return compute(mutex_, [&] {
+    return compute(turns_, [&] {
       if constexpr (std::is_void_v<decltype(work(*run_))>) {
         work(*run_);
         lines_.rethrow();
@@ -163,6 +178,9 @@ class TrainerBox {
     require(!rows.documents || settings.data.split_documents,
             "documents are kept apart where data.split_documents = true, which memory is planned "
             "for");
+    require(std::ranges::any_of(rows.labels.values, [](int32_t id) { return id != kNoLabel; }),
+            "nothing is predicted in this batch: labels are all -100, or every token begins a "
+            "document of its own");
     std::vector<Batch> batches;
     for (int64_t i = 0; i < settings.train.num_micro_batches(); ++i)
       batches.push_back(
@@ -175,13 +193,13 @@ class TrainerBox {
   std::unique_ptr<World> world_;
   std::unique_ptr<TrainingRun> run_;
   std::optional<ModelBox> model_;
-  std::mutex mutex_;
+  Turns turns_;
   bool has_data_ = false;
 };
 
 std::unique_ptr<TrainerBox> make_trainer(const ConfigBox& config,
                                          std::function<void(std::string)> take_line) {
-  std::mutex none;
+  Turns none;
   return compute(none, [&] { return std::make_unique<TrainerBox>(config, std::move(take_line)); });
 }
 

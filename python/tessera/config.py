@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from . import _tessera
-from ._tessera import ConfigError
+from ._tessera import ConfigError, Error
+from .arrays import require_unicode
 
 Value = Union[bool, int, float, str, None, Sequence[Union[bool, int, float, str]]]
 Overrides = Mapping[str, Any]
@@ -16,6 +17,9 @@ Overrides = Mapping[str, Any]
 def _flatten(overrides: Overrides, prefix: str = "") -> dict[str, Value]:
     """{"model": {"num_layers": 2}} and {"model.num_layers": 2} are the same."""
     flat: dict[str, Value] = {}
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"overrides are a {type(overrides).__name__}; expected keys with values, such as "
+                          "{\"train.steps\": 100}")
     for key, value in overrides.items():
         if not isinstance(key, str):
             raise ConfigError(f"{prefix}{key!r} is no key of a configuration, which is a text")
@@ -27,7 +31,9 @@ def _flatten(overrides: Overrides, prefix: str = "") -> dict[str, Value]:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own number for a scalar of NumPy or PyTorch."""
+    """Python's own number for a scalar of NumPy or PyTorch, and the text of a path."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
@@ -39,14 +45,27 @@ def _as_text(key: str, value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, str)):
-        return str(value)
+        return _unicode(key, str(value))
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(json.dumps(_plain(item)) for item in value) + "]"
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
+        return "[" + ", ".join(_as_item(key, _plain(item)) for item in value) + "]"
     raise ConfigError(f"{key} is a {type(value).__name__}; expected a number, a text, true or false, a list or None")
+
+
+def _as_item(key: str, item: Any) -> str:
+    """An element of a list as TOML has it: as JSON, but that TOML knows no surrogates and wants DEL escaped."""
+    if not isinstance(item, (bool, int, float, str)):
+        raise ConfigError(f"{key} has a {type(item).__name__} in its list; expected numbers or texts")
+    return _unicode(key, json.dumps(item, ensure_ascii=False)).replace("\x7f", "\\u007f")
+
+
+def _unicode(key: str, text: str) -> str:
+    """Refuses lone surrogates, which Python's names of files have where they are not UTF-8."""
+    try:
+        return require_unicode(text, key)
+    except Error as error:
+        raise ConfigError(str(error)) from error
 
 
 class Config:
@@ -74,7 +93,7 @@ class Config:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], overrides: Overrides | None = None) -> Config:
-        """Reads a TOML file as `tessera train` does; overrides win over it."""
+        """Reads a TOML file as `tessera train` does, now: later changes of it do not count. Overrides win over it."""
         values = _flatten(overrides or {})
         return cls._make(os.fspath(path), "", [(key, _as_text(key, value)) for key, value in values.items()])
 
@@ -82,7 +101,7 @@ class Config:
     def from_toml(cls, text: str, overrides: Overrides | None = None) -> Config:
         """The same from TOML text."""
         values = _flatten(overrides or {})
-        return cls._make("", text, [(key, _as_text(key, value)) for key, value in values.items()])
+        return cls._make("", _unicode("the TOML text", text), [(key, _as_text(key, value)) for key, value in values.items()])
 
     def replace(self, overrides: Overrides) -> Config:
         """This configuration with other values for some keys."""
@@ -97,6 +116,13 @@ class Config:
         if key not in values:
             raise KeyError(key)
         return values[key]["value"]
+
+    def __contains__(self, key: object) -> bool:
+        return key in json.loads(self._native.to_json())
+
+    def __iter__(self) -> Iterator[str]:
+        """All keys, as "train.steps"."""
+        return iter(json.loads(self._native.to_json()))
 
     def to_toml(self) -> str:
         """Every key with its value and where that came from; reading it gives the same configuration."""

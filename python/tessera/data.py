@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from . import _tessera
-from .arrays import as_array
+from .arrays import as_array, require_unicode, shown
 
 
 class Tokenizer:
@@ -34,7 +34,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        return self._native.encode(text)
+        return self._native.encode(require_unicode(text, "the text"))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; bytes that are no whole characters become U+FFFD."""
@@ -59,37 +59,49 @@ def write_tokens(prefix: str | os.PathLike[str], documents: Iterable[Any], *, vo
         if tokenizer is None:
             raise _tessera.Error("write_tokens needs a vocab_size for ids, or a tokenizer for texts")
         vocab_size = tokenizer.vocab_size
+    if vocab_size < 1:
+        raise _tessera.Error(f"vocab_size is {vocab_size}; expected at least 1")
+    if tokenizer is not None and vocab_size < tokenizer.vocab_size:
+        raise _tessera.Error(f"vocab_size is {vocab_size}, but the tokenizer has ids up to {tokenizer.vocab_size - 1}; "
+                             "leave it out, or raise it")
+    if not os.path.basename(os.fspath(prefix)).strip("."):
+        raise _tessera.Error(f"the prefix is \"{os.fspath(prefix)}\"; expected the name of two files without .bin and "
+                             ".idx, such as data/train")
     writer = _tessera.TokenWriter(os.fspath(prefix), vocab_size)
-    for number, document in enumerate(documents):
-        if not isinstance(document, str):
-            writer.add(_as_ids(document, number))
-        elif tokenizer is None:
-            raise _tessera.Error("write_tokens needs a tokenizer for texts")
-        else:
-            writer.add_text(tokenizer._native, document)
-    writer.finish()
-    return writer.num_tokens
+    try:
+        for number, document in enumerate(_documents(documents, "write_tokens")):
+            if not isinstance(document, str):
+                writer.add(_as_ids(document, number))
+            elif tokenizer is None:
+                raise _tessera.Error("write_tokens needs a tokenizer for texts")
+            else:
+                writer.add_text(tokenizer._native, require_unicode(document, f"document {number}"))
+        writer.finish()
+        return writer.num_tokens
+    finally:  # a traceback that is kept, as notebooks do, would keep the file
+        writer.abandon()
 
 
 def _as_ids(document: Any, number: int) -> Any:
     """A document's ids as an array, whose further rules the native part has."""
-    if hasattr(document, "__dlpack__"):
-        return document
-    import numpy
+    refusal = _tessera.Error(f"document {number} is {shown(document)}; expected a text, or ids as whole numbers")
+    if document is None:
+        raise refusal
+    try:
+        ids = as_array(document)
+    except _tessera.Error as error:
+        raise refusal from error
+    if getattr(ids, "ndim", 1) == 0:
+        raise refusal
+    return ids
 
-    with contextlib.suppress(ValueError):  # rows of several lengths
-        ids = numpy.asarray(document)
-        if ids.ndim > 0 and ids.size == 0:  # NumPy takes an empty list for floating-point numbers
-            return numpy.empty(0, numpy.int64)
-        if ids.ndim > 0 and ids.dtype.kind in "iufb":
-            return ids
-    raise _tessera.Error(f"document {number} is {_shown(document)}; expected a text, or ids as whole numbers")
 
-
-def _shown(value: Any) -> str:
-    """A value and its type, not too long."""
-    text = repr(value)
-    return f"{text if len(text) <= 40 else text[:40] + '...'} ({type(value).__name__})"
+def _documents(values: Any, function: str) -> Iterable[Any]:
+    """Refuses one text, whose characters would be documents of their own."""
+    if isinstance(values, (str, bytes)):
+        raise _tessera.Error(f"{function} takes documents, found one text of {len(values)} characters; give a list "
+                             "with it")
+    return values
 
 
 def write_jsonl(path: str | os.PathLike[str], texts: Iterable[str], key: str = "text") -> int:
@@ -98,13 +110,10 @@ def write_jsonl(path: str | os.PathLike[str], texts: Iterable[str], key: str = "
     partial = f"{os.fspath(path)}.partial"
     try:
         with open(partial, "w", encoding="utf-8") as file:
-            for text in texts:
+            for text in _documents(texts, "write_jsonl"):
                 if not isinstance(text, str):
-                    raise _tessera.Error(f"text {count} is {_shown(text)}; expected a str")
-                try:
-                    file.write(json.dumps({key: text}, ensure_ascii=False) + "\n")
-                except UnicodeEncodeError as error:
-                    raise _tessera.Error(f"text {count} is no Unicode: {error}") from error
+                    raise _tessera.Error(f"text {count} is {shown(text)}; expected a str")
+                file.write(json.dumps({key: require_unicode(text, f"text {count}")}, ensure_ascii=False) + "\n")
                 count += 1
         os.replace(partial, path)
     except BaseException:

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _tessera
 from ._tessera import Error
-from .arrays import as_array, like
+from .arrays import as_array, like, require_unicode, token_arrays
 from .config import Config, Overrides, native_of
 
 
@@ -43,7 +43,11 @@ class Parameters(Mapping[str, Any]):
         """As NumPy arrays that share the memory. BF16 weights, which NumPy has no type for, need torch()."""
         import numpy
 
-        return {name: numpy.from_dlpack(array) for name, array in self._arrays.items()}
+        try:
+            return {name: numpy.from_dlpack(array) for name, array in self._arrays.items()}
+        except (RuntimeError, BufferError) as error:
+            raise Error(f"NumPy cannot share these weights ({error}): it has no BF16 and no memory of GPUs; take "
+                        "torch(), or read a checkpoint, which widens BF16") from error
 
     def torch(self) -> dict[str, Any]:
         """As PyTorch tensors that share the memory."""
@@ -115,7 +119,7 @@ class Model:
         return self._native.notes
 
     def loss(self, tokens: Any, labels: Any = None, documents: Any = None) -> float:
-        """Mean cross-entropy in nats per predicted token.
+        """Mean cross-entropy in nats per predicted token; NaN where labels are all -100.
 
         Args:
             tokens: [B, T]. Without labels each token but a row's first is predicted from those before it.
@@ -123,7 +127,7 @@ class Model:
             documents: [B, T]. Where neighbours in a row differ a new document begins: attention, positions and
                 predictions stay within one.
         """
-        return self._native.loss(as_array(tokens), as_array(labels), as_array(documents))[0]
+        return self._native.loss(*token_arrays(tokens, labels, documents))[0]
 
     def logprobs(self, tokens: Any, labels: Any = None, documents: Any = None) -> Any:
         """Log-probability of each predicted token in nats: float32 [B, T - 1], or [B, T] with labels.
@@ -131,7 +135,7 @@ class Model:
         At [b, t] is that of what follows tokens[b, t]; 0 where there is no label. A tensor of PyTorch where tokens are
         one, otherwise of NumPy.
         """
-        return like(self._native.logprobs(as_array(tokens), as_array(labels), as_array(documents)), tokens)
+        return like(self._native.logprobs(*token_arrays(tokens, labels, documents)), tokens)
 
     def logits(self, tokens: Any) -> Any:
         """Scores of every next token: float32 [B, T, vocab_size], at [b, t] of what follows tokens[b, t]."""
@@ -139,7 +143,7 @@ class Model:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without tokens for a beginning or an end."""
-        return self._native.encode(text)
+        return self._native.encode(require_unicode(text, "the text"))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; bytes that are no whole characters become U+FFFD."""
@@ -161,8 +165,8 @@ class Model:
         """
         if isinstance(prompt, str):
             prompt = self.encode(prompt) or [self._native.end_of_document]
-        result = self._native.generate(as_array(prompt), max_tokens=max_tokens, temperature=temperature, top_k=top_k,
-                                       top_p=top_p, seed=seed, on_token=_tell(on_token))
+        result = self._native.generate(as_array(prompt, "prompt"), max_tokens=max_tokens, temperature=temperature,
+                                       top_k=top_k, top_p=top_p, seed=seed, on_token=_tell(on_token))
         return Generation(self.decode(result["ids"]), result["ids"], result["logprobs"], result["ended"])
 
     def parameters(self) -> Parameters:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _tessera
-from .arrays import as_array
+from .arrays import token_arrays
 from .config import Config, Overrides, native_of
 from .model import Model
 
@@ -91,8 +91,13 @@ class Trainer:
         self._config = config if isinstance(config, Config) else Config(overrides=config)
         self._native = _tessera.make_trainer(native_of(self._config), _line_taker(verbose))
         self._callbacks = list(callbacks)
-        for callback in self._callbacks:
-            callback.on_start(self)
+        try:
+            for callback in self._callbacks:
+                callback.on_start(self)
+        except BaseException:  # nobody has the trainer, but a traceback that is kept would keep its folder
+            self._closed = True
+            self._native.end()
+            raise
 
     @property
     def config(self) -> Config:
@@ -143,7 +148,7 @@ class Trainer:
         """
         self._require_open()
         native = self._native
-        metrics = StepMetrics(**native.step(as_array(tokens), as_array(labels), as_array(documents)))
+        metrics = StepMetrics(**native.step(*token_arrays(tokens, labels, documents)))
         for callback in self._callbacks:
             callback.on_step(self, metrics)
         return metrics

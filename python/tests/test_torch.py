@@ -88,3 +88,12 @@ def test_models_of_transformers_score_alike(family):
     model.save_huggingface("out")
     again = transformers.AutoModelForCausalLM.from_pretrained("out", dtype=torch.float32)
     assert score(again) == score(other)
+
+
+def test_tensors_without_plain_memory_are_resolved_or_named():
+    model = tessera.Model(tiny())
+    tokens = torch.arange(20).reshape(2, 10)
+    assert model.loss(torch._neg_view(-tokens)) == model.loss(tokens)
+    for tensor in (tokens.to_sparse(), tokens.to("meta")):
+        with pytest.raises(tessera.Error, match="^tokens: expected an array of whole numbers"):
+            model.loss(tensor)

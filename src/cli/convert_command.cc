@@ -30,6 +30,8 @@ bool to_hugging_face(const ConvertArguments& arguments) {
 ConvertOptions make_options(const ConvertArguments& arguments, const ConvertProgress& progress) {
   ConvertOptions options;
   if (!arguments.dtype.empty()) {
+    require(arguments.dtype == "f32" || arguments.dtype == "bf16",
+            "the type of weights is \"{}\"; expected f32 or bf16", arguments.dtype);
     options.dtype = arguments.dtype == "bf16" ? DType::kBF16 : DType::kF32;
   }
   options.verify = !arguments.no_verify;

@@ -97,6 +97,11 @@ void validate(const TokenizeArguments& arguments) {
   require(arguments.training.path != arguments.request.prefix + ".json",
           "--train {} is also where --output describes its tokens; choose another name",
           arguments.training.path);
+  const TextSource& source = arguments.request.source;
+  if (!arguments.request.prefix.empty())
+    refuse_output_within(source, arguments.request.prefix + ".bin", "--output");
+  if (!arguments.training.path.empty())
+    refuse_output_within(source, arguments.training.path, "--train");
 }
 
 }  // namespace

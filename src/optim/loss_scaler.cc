@@ -10,13 +10,16 @@ namespace tessera {
 namespace {
 
 void check_scale(double scale, std::string_view key, std::string_view others) {
-  int exponent = 0;
-  const bool valid =
-      scale >= 1 && scale <= kLargestLossScale && std::frexp(scale, &exponent) == 0.5;
-  require(valid, "{} is {}; it must be a power of two from 1 to 2^64{}", key, scale, others);
+  require(is_loss_scale(scale), "{} is {}; it must be a power of two from 1 to 2^64{}", key, scale,
+          others);
 }
 
 }  // namespace
+
+bool is_loss_scale(double scale) {
+  int exponent = 0;
+  return scale >= 1 && scale <= kLargestLossScale && std::frexp(scale, &exponent) == 0.5;
+}
 
 void validate(const LossScaling& scaling) {
   if (!scaling.is_dynamic())

@@ -19,6 +19,9 @@ struct LossScaling {
 /// Scales do not grow beyond this: losses times it are numbers of F32.
 inline constexpr double kLargestLossScale = 0x1p64;
 
+/// Whether it is a power of two from 1 to kLargestLossScale.
+bool is_loss_scale(double scale);
+
 /// Throws UserError, naming the keys, for scales that are no powers of two from 1 to
 /// kLargestLossScale, and an initial one below the minimum.
 void validate(const LossScaling& scaling);

@@ -115,11 +115,7 @@ struct Sampling {
 
 void check_model(Fields& fields, const CompletionRules& rules) {
   const std::string model = fields.text("model", rules.model);
-  if (model != rules.model)
-    throw ApiError(
-        404, "invalid_request_error",
-        fmt::format("the model '{}' is not here; this server has '{}'", model, rules.model),
-        "model", "model_not_found");
+  if (model != rules.model) throw no_such_model(model, rules);
 }
 
 uint64_t random_seed() {
@@ -318,6 +314,12 @@ int64_t read_max_tokens(Fields& fields, bool is_chat, int64_t longest,
 }
 
 }  // namespace
+
+ApiError no_such_model(const std::string& model, const CompletionRules& rules) {
+  return {404, "invalid_request_error",
+          fmt::format("the model '{}' is not here; this server has '{}'", model, rules.model),
+          "model", "model_not_found"};
+}
 
 CompletionRequest parse_completion(const std::string& body, bool is_chat,
                                    const CompletionRules& rules) {

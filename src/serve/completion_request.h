@@ -50,4 +50,7 @@ struct CompletionRequest {
 CompletionRequest parse_completion(const std::string& body, bool is_chat,
                                    const CompletionRules& rules);
 
+/// What a request for another model is answered with.
+ApiError no_such_model(const std::string& model, const CompletionRules& rules);
+
 }  // namespace tessera

@@ -276,9 +276,11 @@ struct CompletionServer::Impl {
              Json{{"status", "ok"}, {"open", load.num_open}, {"tokens", load.num_tokens}});
     });
     http.Get(kModels, [this](const Request& /*request*/, Response& response) {
-      const Json model = {
-          {"id", rules.model}, {"object", "model"}, {"created", 0}, {"owned_by", "tessera"}};
-      answer(response, Json{{"object", "list"}, {"data", Json::array({model})}});
+      answer(response, Json{{"object", "list"}, {"data", Json::array({model_card()})}});
+    });
+    http.Get(std::string(kModels) + "/(.+)", [this](const Request& request, Response& response) {
+      if (request.matches[1] != rules.model) throw no_such_model(request.matches[1], rules);
+      answer(response, model_card());
     });
     for (const bool is_chat : {false, true}) {
       http.Post(is_chat ? kChatCompletions : kCompletions,
@@ -286,6 +288,10 @@ struct CompletionServer::Impl {
                   complete(request, response, is_chat);
                 });
     }
+  }
+
+  Json model_card() const {
+    return {{"id", rules.model}, {"object", "model"}, {"created", 0}, {"owned_by", "tessera"}};
   }
 
   /// Throws ApiError where the request lacks the key.
@@ -318,10 +324,15 @@ struct CompletionServer::Impl {
     const auto own = std::make_shared<Answer>(
         service, parse_completion(request.body, is_chat, rules), rules, id, num_answers);
     own->submit();
-    // In chunks in either case, so that a client that goes away is noticed while it waits.
-    response.set_chunked_content_provider(
-        own->streams() ? "text/event-stream" : kJson,
-        [own](size_t /*offset*/, DataSink& sink) { return own->give_or_end(sink); });
+    const char* type = own->streams() ? "text/event-stream" : kJson;
+    const auto give = [own](size_t /*offset*/, DataSink& sink) { return own->give_or_end(sink); };
+    if (request.version == "HTTP/1.0") {  // which has no chunks: the connection's end is the body's
+      response.set_header("Connection", "close");
+      response.set_content_provider(type, give);
+    } else {
+      // In chunks in either case, so that a client that goes away is noticed while it waits.
+      response.set_chunked_content_provider(type, give);
+    }
   }
 
   void bind() {

@@ -12,6 +12,7 @@ FILES = ("COMPLETE", "manifest.json", "model-00000.safetensors", "optimizer-0000
 SHORT = {("flip", "model-00000.safetensors"), ("truncate", "optimizer-00000.safetensors"), ("delete", "COMPLETE"),
          ("garbage", "manifest.json"), ("empty", "latest")}
 RANDOM_FLIPS = 24
+SCALES = {"3": 3, "1000.5": 1000.5, "0": 0, "minus-4": -4, "2^65": 2.0**65, "text": "65536", "none": None}
 
 
 def cases(_attack):
@@ -25,6 +26,8 @@ def cases(_attack):
               for name, edit in edits_of_manifest()]
     found += [Case("manifest", f"text-{name}", lambda box, t=text: forge_text(box, t), short=name == "deep")
               for name, text in TEXTS.items()]
+    found += [Case("manifest", f"loss-scale-{name}", lambda box, s=scale: forge_loss_scale(box, s), short=name == "3")
+              for name, scale in SCALES.items()]
     found += [Case("safetensors", name, lambda box, make=make: forge_header(box, make), short=name == "length-2^63-1")
               for name, make in headers()]
     return found
@@ -70,6 +73,16 @@ def forge_manifest(box, edit, name):
     if name.startswith("step-"):  # it contradicts the folder's name
         expect(box.run(*box.attack.stock.evaluate(sealing.newest(run)), limits=SMALL), codes=(2,))
     judge(box, run)
+
+
+def forge_loss_scale(box, scale):
+    """A scale that no run can have had is refused, whatever the precision of what goes on."""
+    run = box.copy(box.attack.stock.run, "run")
+    newest = sealing.newest(run)
+    manifest = sealing.read_manifest(newest)
+    manifest["state"]["loss_scale"] = {"scale": scale, "good_steps": 1, "tolerance": 1}
+    sealing.write_manifest(newest, manifest)
+    expect(box.run(*box.attack.stock.resume(run), limits=SMALL), codes=(2,), says=["power of two"])
 
 
 def forge_text(box, text):

@@ -106,9 +106,13 @@ void ConfigSchema::add_field(Field field) {
   fields_.insert(is_first && !section.empty() ? fields_.end() : last, std::move(field));
 }
 
-void ConfigSchema::load_toml(const std::string& path) {
+std::string ConfigSchema::read_file(const std::string& path) {
   require_exists(path, "configuration file");
-  load(read_text_file(path, kMaxFileBytes), path, ConfigLevel::kFile);
+  return read_text_file(path, kMaxFileBytes);
+}
+
+void ConfigSchema::load_toml(const std::string& path) {
+  load(read_file(path), path, ConfigLevel::kFile);
 }
 
 void ConfigSchema::load_toml_text(std::string_view text, const std::string& name) {
@@ -172,6 +176,11 @@ ConfigValue ConfigSchema::read_value(const Field& field, std::string_view text,
   }
   if (text.starts_with('[') && text.ends_with(']')) {
     if (const auto list = field.is_text ? parse_toml_value(text) : std::nullopt) return *list;
+    // Cut at its commas, such a list would be one of other texts.
+    require(text.find('"') == std::string_view::npos,
+            "{} is no list as TOML has it: {}; write [\"a\", \"b\"] with every text in quotes, or "
+            "a,b without quotes and brackets",
+            place.subject(field.key), text);
     if (field.is_number) text = text.substr(1, text.size() - 2);
   }
   std::vector<ConfigScalar> list;

@@ -87,6 +87,8 @@ class ConfigSchema {
   void add_choice(std::string key, std::string* field, std::vector<std::string> names,
                   std::string help);
 
+  /// A TOML file's text, for load_toml_text. Throws UserError where it cannot be read.
+  static std::string read_file(const std::string& path);
   /// Sets every key of a TOML file.
   void load_toml(const std::string& path);
   /// The same from text; `name` stands for the file in origins and messages.

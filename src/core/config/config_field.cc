@@ -227,7 +227,9 @@ template void ConfigSchema::add(std::string, std::optional<std::string>*, std::s
 void ConfigSchema::add_names(std::string key, std::vector<std::string> names, std::string help,
                              std::function<void(size_t)> set_index,
                              std::function<size_t()> get_index) {
-  const std::string type = fmt::format("one of {}", fmt::join(names, ", "));
+  std::vector<std::string> shown = names;
+  std::ranges::replace(shown, std::string(), std::string(R"("")"));
+  const std::string type = fmt::format("one of {}", fmt::join(shown, ", "));
   auto set = [names, type, set_index = std::move(set_index)](const ConfigValue& value) {
     const auto* text = std::get_if<std::string>(&value);
     const std::string found = std::visit(Description{}, value);

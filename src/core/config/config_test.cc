@@ -46,7 +46,7 @@ struct TestConfig {
     schema.add_enum("model.kind", &options.kind, {{"dense", Kind::kDense}, {"moe", Kind::kMoe}},
                     "Layers");
     schema.add("model.attention.dropout", &options.dropout, "Dropout", from_below(0, 1));
-    schema.add_choice("model.preset", &options.preset, {"small", "large"}, "Preset");
+    schema.add_choice("model.preset", &options.preset, {"", "small", "large"}, "Preset");
     schema.add("train.limit", &options.limit, "Limit", at_least(0));
     schema.add("train.scale", &options.scale, "Scale", above(0));
     schema.add("train.separator", &options.separator, "Separator");
@@ -243,11 +243,22 @@ TEST_F(ConfigTest, RefusesNumbersThatTheirTypeCannotHold) {
   EXPECT_EQ(options.scale, 18446744073709551616.0);
 }
 
+/// A text in quotes is never cut at its commas.
+TEST_F(ConfigTest, RefusesListsWhoseQuotesAreNotToml) {
+  EXPECT_THAT(override_error("--data.files=[\"a,b\", \"c]"), HasSubstr("--data.files is no list"));
+  EXPECT_THAT(override_error("--data.files=[\"\\ud83d\\ude00\"]"), HasSubstr("no list as TOML"));
+  schema.override_argument("--data.files=[\"a,b\", \"\U0001f642\"]");
+  EXPECT_THAT(options.files, ElementsAre("a,b", "\U0001f642"));
+  schema.override_argument("--data.files=a,[b]");
+  EXPECT_THAT(options.files, ElementsAre("a", "[b]"));
+}
+
 TEST_F(ConfigTest, RefusesUnknownNames) {
   EXPECT_EQ(load_error("model.kind = \"mo\""),
             "run.toml:1: model.kind must be one of dense, moe, found the string \"mo\"; did you "
             "mean 'moe'?");
   EXPECT_THAT(override_error("--model.preset=lrge"), HasSubstr("did you mean 'large'?"));
+  EXPECT_THAT(override_error("--model.preset=zzz"), HasSubstr("must be one of \"\", "));
   EXPECT_THAT(load_error("model.kind = 3"), HasSubstr("one of dense, moe, found the integer 3"));
 }
 

@@ -16,6 +16,12 @@ SignalMask::SignalMask() {
   pthread_sigmask(SIG_BLOCK, &signals, &before_);
 }
 
+void SignalMask::let_through() const {
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, &before_, &blocked);
+  pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
+}
+
 SignalMask::~SignalMask() {
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }

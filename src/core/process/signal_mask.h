@@ -14,6 +14,9 @@ class SignalMask {
   SignalMask(const SignalMask&) = delete;
   SignalMask& operator=(const SignalMask&) = delete;
 
+  /// What came meanwhile is handled now. Call it where this thread computes nothing.
+  void let_through() const;
+
  private:
   sigset_t before_{};  ///< what was blocked
 };

@@ -33,8 +33,14 @@ class PlainSource final : public ByteSource {
 
 }  // namespace
 
+std::string lower_extension(const std::filesystem::path& path) {
+  std::string extension = path.extension().string();
+  for (char& c : extension) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return extension;
+}
+
 FileCompression compression_of(const std::filesystem::path& path) {
-  const std::string extension = path.extension().string();
+  const std::string extension = lower_extension(path);
   if (extension == ".gz") return FileCompression::kGzip;
   if (extension == ".zst") return FileCompression::kZstd;
   return extension == ".xz" ? FileCompression::kXz : FileCompression::kNone;

@@ -4,8 +4,12 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 
 namespace tessera {
+
+/// The ending of a name, with its dot, in small letters: some systems write them large.
+std::string lower_extension(const std::filesystem::path& path);
 
 /// How a file is compressed; its name's ending says so: .gz, .zst or .xz.
 enum class FileCompression { kNone, kGzip, kZstd, kXz };

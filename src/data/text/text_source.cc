@@ -23,7 +23,7 @@ bool is_hidden(const fs::path& path) {
 /// The ending of the name below that of a compression.
 std::string content_extension(const fs::path& path) {
   const bool compressed = compression_of(path) != FileCompression::kNone;
-  return compressed ? path.stem().extension().string() : path.extension().string();
+  return lower_extension(compressed ? path.stem() : path);
 }
 
 bool holds_jsonl(const fs::path& path, const TextSource& source) {
@@ -81,7 +81,27 @@ std::vector<TextFile> list_path(const std::string& path, const TextSource& sourc
   return files;
 }
 
+/// Whether a folder's text has what is under this path, if it exists.
+bool is_listed(const fs::path& folder, const fs::path& path) {
+  std::error_code unreadable;  // of a relative path that does not exist, canonical is not absolute
+  const fs::path whole = fs::weakly_canonical(fs::absolute(path), unreadable);
+  const fs::path inside = whole.lexically_relative(fs::canonical(folder, unreadable));
+  if (unreadable || inside.empty()) return false;
+  if (inside == ".") return true;
+  // ".." leads out of it; other names with a dot are hidden.
+  return std::ranges::none_of(inside, [](const fs::path& name) { return is_hidden(name); });
+}
+
 }  // namespace
+
+void refuse_output_within(const TextSource& source, const fs::path& output, std::string_view what) {
+  for (const std::string& path : source.paths) {
+    require(!fs::is_directory(path) || !is_listed(path, output),
+            "{} {} is in the folder {}, whose files are the text: what is written there would be "
+            "text the next time; choose a place outside of it, or name the text's files",
+            what, output.string(), path);
+  }
+}
 
 std::string TextSource::name() const {
   return fmt::format("{}", fmt::join(paths, ", "));

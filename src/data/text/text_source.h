@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// How the files of a source are read. kAuto: by the ending of the name, before that of a
-/// compression; .jsonl and .ndjson hold lines of JSON, everything else is text, and .json is
-/// refused, since it may be either.
+/// How the files of a source are read. kAuto: by the ending of the name in letters of
+/// either size, before that of a compression; .jsonl and .ndjson hold lines of JSON, everything
+/// else is text, and .json is refused, since it may be either.
 enum class TextFormat { kAuto, kText, kJsonl };
 
 /// Where documents come from.
@@ -48,6 +48,11 @@ struct TextFile {
 /// links that lead nowhere left out. Throws UserError when a path is missing (naming the nearest
 /// existing one), when there is no text, and for a format that does not fit.
 std::vector<TextFile> list_text_files(const TextSource& source);
+
+/// Throws UserError where what is written to `output` would be text of one of the source's folders,
+/// so that the same command would find another text the next time. `what` names the output.
+void refuse_output_within(const TextSource& source, const std::filesystem::path& output,
+                          std::string_view what);
 
 /// Calls `use` for each document of the source that is not blank, in order; for an instruction, for
 /// the text of all its parts together. A document in a text file may be longer than memory: it

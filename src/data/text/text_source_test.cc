@@ -69,6 +69,9 @@ TEST_F(TextSourceTest, FormatsFollowNamesUnlessTheyAreSaid) {
   write("f/a.ndjson.gz", gzip(line));
   write("f/a.txt", line);
   EXPECT_THAT(documents(source_of(path("f"))), ElementsAre("a", "a", line));
+  write("g/A.JSONL", line);
+  write("g/B.Jsonl.GZ", gzip(line));
+  EXPECT_THAT(documents(source_of(path("g"))), ElementsAre("a", "a"));
   TextSource source = source_of(path("f"));
   source.format = TextFormat::kText;
   EXPECT_THAT(documents(source), ElementsAre(line, line, line));
@@ -103,6 +106,25 @@ TEST_F(TextSourceTest, LongDocumentsComeInPieces) {
   EXPECT_TRUE(whole[0] == text);
   EXPECT_EQ(whole[1], "last");
   EXPECT_GE(pieces, 4);
+}
+
+/// What a run writes among the files of its text would be text of the next one.
+TEST_F(TextSourceTest, RefusesOutputAmongItsFiles) {
+  write("f/a.txt", "a");
+  write("f/.hidden/b.txt", "b");
+  const TextSource folder = source_of(path("f"));
+  for (const char* within : {"f", "f/run", "f/deep/run", "f/../f/run", "f/."}) {
+    EXPECT_THAT(error_of([&] { refuse_output_within(folder, path(within), "run.folder"); }),
+                HasSubstr("run.folder " + path(within) + " is in the folder " + path("f")));
+  }
+  fs::create_directory_symlink(path("f"), path("link"));
+  EXPECT_THAT(error_of([&] { refuse_output_within(folder, path("link/run"), "--output"); }),
+              HasSubstr("--output"));
+  for (const char* outside : {"run", "f-run", "f/.hidden/run", "f/.run", "."})
+    refuse_output_within(folder, path(outside), "run.folder");
+  refuse_output_within(source_of(path("f/a.txt")), path("f"), "run.folder");
+  EXPECT_THAT(error_of([&] { refuse_output_within(source_of("."), "not-there", "--output"); }),
+              HasSubstr("--output not-there is in the folder ."));
 }
 
 TEST_F(TextSourceTest, RefusesBinaryFiles) {

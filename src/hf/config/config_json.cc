@@ -114,12 +114,21 @@ void check_fixed(const std::string& key, const json& value, const json& allowed,
 
 [[noreturn]] void refuse_unknown(const std::string& key, const json& known, const Family& family,
                                  std::string_view where) {
+  const json renamed = parse_literal(family.renamed);
   std::vector<std::string> names;
-  for (const auto& [name, value] : known.items()) names.push_back(name);
+  for (const auto& [name, value] : known.items()) {
+    if (std::ranges::find(renamed, json(name)) == renamed.end()) names.push_back(name);
+  }
+  std::string suggestion;
+  for (const auto& [own, common] : renamed.items()) {
+    names.push_back(own);
+    if (common == key) suggestion = fmt::format("; did you mean '{}'?", own);
+  }
   user_error(
       "{}: the key {} is unknown for model type '{}', so what it changes is unknown too{}; remove "
       "it if the model does not need it",
-      where, quote_for_message(key), family.model_type, did_you_mean(key, names));
+      where, quote_for_message(key), family.model_type,
+      suggestion.empty() ? did_you_mean(key, names) : suggestion);
 }
 
 bool is_expert_count(std::string_view key) {

@@ -389,6 +389,8 @@ TEST(HfConfigRefusal, NamesWhatIsNotSupportedOfHybrids) {
   EXPECT_THAT(error_with("nemotron_h", "num_hidden_layers", 5), HasSubstr("6 layers are listed"));
   EXPECT_THAT(error_with("nemotron_h", "mlp_hidden_act", "silu"),
               HasSubstr("'mlp_hidden_act' is 'silu'; supported are relu2"));
+  EXPECT_THAT(error_with("nemotron_h", "rms_norm_eps", 1e-5),
+              HasSubstr("did you mean 'layer_norm_epsilon'?"));
   EXPECT_THAT(error_with("nemotron_h_latent", "mlp_bias", true), HasSubstr("moe_latent_size"));
 }
 

@@ -134,6 +134,8 @@ std::string describe(const std::optional<FolderOwner>& owner) {
 
 std::string stop_hint(const std::optional<FolderOwner>& owner, const FolderOwner& own) {
   const bool here = owner && owner->machine == own.machine;
+  if (here && owner->pid == own.pid && owner->pid_namespace == own.pid_namespace)
+    return "close it in this process (Trainer.close())";
   return here ? fmt::format("stop it (kill {})", owner->pid) : "stop it there";
 }
 

@@ -40,7 +40,10 @@ std::string find_tokens(const Settings& settings, const Tokenizer& tokenizer,
   const DataSettings& data = settings.data;
   if (!data.tokens.empty()) return data.tokens;
   const std::string cache = data.cache.empty() ? settings.run.folder + "/tokens" : data.cache;
-  return prepare_tokens(make_text_source(data), tokenizer, cache, progress).prefix;
+  const TextSource source = make_text_source(data);
+  refuse_output_within(source, settings.run.folder, "run.folder");
+  if (!data.cache.empty()) refuse_output_within(source, cache, "data.cache");
+  return prepare_tokens(source, tokenizer, cache, progress).prefix;
 }
 
 void open_files(const Settings& settings, TrainingData& data,

@@ -45,13 +45,11 @@ std::optional<LossScaleState> read_loss_scale(const CheckpointReader& reader, co
   if (!state.contains(kKey)) return std::nullopt;
   const Json& found = state[kKey];
   const bool valid = found.is_object() && found.contains("scale") && found["scale"].is_number() &&
-                     found["scale"].get<double>() >= 1 &&
-                     found["scale"].get<double>() <= kLargestLossScale;
-  require(
-      valid,
-      "checkpoint {} is damaged: its state must have a 'loss_scale' with a scale from 1 to 2^64, "
-      "found {}",
-      reader.path().string(), found.dump());
+                     is_loss_scale(found["scale"].get<double>());
+  require(valid,
+          "checkpoint {} is damaged: its state must have a 'loss_scale' with a scale that is a "
+          "power of two from 1 to 2^64, found {}",
+          reader.path().string(), found.dump());
   return LossScaleState{.scale = found["scale"].get<double>(),
                         .good_steps = read_count(reader, found, "good_steps"),
                         .tolerance = read_count(reader, found, "tolerance")};

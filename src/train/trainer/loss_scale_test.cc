@@ -71,6 +71,8 @@ TEST_F(LossScale, ScalesChangeNoBitOfOtherUpdates) {
   });
   expect_same("bf16", [](Settings& s) { s.shard.gradients = DType::kBF16; });
   expect_same("host", [](Settings& s) { s.shard.state_on_host = true; });
+  expect_same("updates",
+              [](Settings& s) { s.shard.state_on_host = s.shard.updates_on_host = true; });
 }
 
 /// Without a scale gradients below 2^-24 are zeros in F16; with it they are those of F32.
