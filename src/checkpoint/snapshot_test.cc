@@ -45,6 +45,10 @@ class PinningDevice final : public testing::HostLikeDevice {
       });
       return std::ssize(copies_) - 1;
     }
+    Ticket give_work(std::function<void()> work) override {
+      copies_.push_back(std::move(work));
+      return std::ssize(copies_) - 1;
+    }
     void join(Ticket copy) override { copies_.at(copy)(); }
 
    private:

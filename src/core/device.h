@@ -48,9 +48,9 @@ class DeviceEvent {
   virtual void synchronize() {}
 };
 
-/// Copies beside a device's other work, done in the order in which they are given. Of either side
-/// one is the device's memory, the other what Device::allocate_shared gave. Not thread-safe. It
-/// must not outlive the device.
+/// Copies, and work of the host on what was copied, beside a device's other work, done in the order
+/// in which they are given. One side of a copy is the device's memory, the other what
+/// Device::allocate_shared gave. Not thread-safe. It must not outlive the device.
 class CopyLane {
  public:
   CopyLane() = default;
@@ -72,7 +72,13 @@ class CopyLane {
     const Part part{to, from, num_bytes};
     return give_parts({&part, 1});
   }
-  /// What the device is given from now on comes after those copies. To be called once for each.
+  /// Has the host's threads work on memory that they reach, after what was given here before and
+  /// all work that the device was given before. The call may return before that is done. The work
+  /// must neither use the device nor throw, and its memory is used until join(). Not while the
+  /// device records.
+  virtual Ticket give_work(std::function<void()> work) = 0;
+  /// What the device is given from now on comes after that copy or work. To be called once for
+  /// each.
   virtual void join(Ticket copy) = 0;
 };
 

@@ -15,6 +15,7 @@
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/quantize/quantize_blocks.h"
 #include "ops/scale_rows/scale_rows.h"
+#include "optim/host_updates.h"
 #include "optim/state_layout.h"
 
 namespace tessera {
@@ -83,6 +84,7 @@ Backend optimizer_on_host() {
 Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
                      const Backend& backend, UpdateGroups groups)
     : backend_(backend),
+      host_backend_(optimizer_on_host()),
       options_(options),
       sum_of_squares_(make_sum_of_squares()),
       grad_clip_(make_grad_clip()),
@@ -95,7 +97,10 @@ Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOp
     grads.push_back(type_of(flat(parameter.grad)));
   }
   Device& device = backend_.device();
-  if (groups_.on_host) {
+  host_times_.resize(groups_.groups.size());
+  if (groups_.updated_on_host) {
+    host_ = std::make_unique<HostUpdates>(parameters, options_.formats, groups_, device);
+  } else if (groups_.on_host) {
     windows_ = std::make_unique<StateWindows>(
         list_group_bytes(parameters, options_.formats, groups_), device);
   } else {
@@ -110,6 +115,8 @@ Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOp
   own_ = make_step_tensors(MemoryKind::kOwn);
   reset_masters();
 }
+
+Optimizer::~Optimizer() = default;
 
 /// The state lies in the order of the groups, so that a group's is one run of bytes.
 void Optimizer::place_slots(const std::vector<Parameter>& parameters) {
@@ -150,17 +157,17 @@ Optimizer::StepTensors Optimizer::make_step_tensors(MemoryKind kind) const {
   return tensors;
 }
 
-void Optimizer::run_kernel(const Operator& op, std::span<const Tensor> inputs,
-                           std::span<const Tensor> outputs, std::span<std::byte> workspace,
-                           const UpdateObserver& observer) const {
+void Optimizer::run_kernel(const Backend& backend, const Operator& op,
+                           std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+                           std::span<std::byte> workspace, const UpdateObserver& observer) {
   const std::vector<const int64_t*> no_extents(inputs.size());
-  Device& device = backend_.device();
+  Device& device = backend.device();
   const Device::Mark begin = observer ? device.mark() : 0;
-  backend_.kernel(op)(op, {.inputs = inputs,
-                           .outputs = outputs,
-                           .workspace = workspace,
-                           .extents = no_extents,
-                           .context = backend_.context()});
+  backend.kernel(op)(op, {.inputs = inputs,
+                          .outputs = outputs,
+                          .workspace = workspace,
+                          .extents = no_extents,
+                          .context = backend.context()});
   if (!observer) return;
   device.when_known(begin, device.mark(),
                     [observer, &op](auto from, auto to) { observer(op.name(), from, to); });
@@ -226,6 +233,7 @@ Optimizer::Slot Optimizer::make_slot(const Parameter& parameter, int64_t state_o
 /// A parameter with its state where update() finds it.
 Optimizer::Slot Optimizer::at_work(size_t parameter) const {
   Slot slot = slots_[parameter];
+  if (host_) return in_window(std::move(slot), parameter);
   if (!windows_) return slot;
   if (slot.beside != MasterKind::kNone || slot.cast)
     slot.master = windows_->in_window(slot.master, slot.group);
@@ -361,21 +369,18 @@ StepResult Optimizer::step(const StepInput& input) {
   return clip_result();
 }
 
-void Optimizer::update_group(size_t group, const UpdateObserver& observer) {
-  if (!windows_) return update(groups_.groups.at(group), observer);
-  windows_->load(group);
-  windows_->wait_load(group);
-  update(groups_.groups.at(group), observer);
-  windows_->store(group);
-  windows_->wait_store(group);
+void Optimizer::update(std::span<const size_t> parameters, const UpdateObserver& observer) const {
+  ensure(!host_, "optimizer: the device is to update what the host does");
+  update(on_device(), parameters, observer);
 }
 
-void Optimizer::update(std::span<const size_t> parameters, const UpdateObserver& observer) const {
+void Optimizer::update(const Updater& updater, std::span<const size_t> parameters,
+                       const UpdateObserver& observer) const {
   for (size_t kind = 0; kind < kinds_.size(); ++kind) {
     if (kinds_[kind].muon) {
       update_by_muon(kind, parameters, observer);
     } else {
-      update_by_adamw(kind, parameters, observer);
+      update_by_adamw(updater, kind, parameters, observer);
     }
   }
   for (const size_t idx : parameters) {
@@ -388,7 +393,7 @@ void Optimizer::cast_weight(size_t parameter, const UpdateObserver& observer) co
   const Slot slot = at_work(parameter);
   if (!slot.cast) return;
   const Tensor outputs[] = {slot.cast, slot.cast_scales};
-  run_kernel(*cast_, std::span(&slot.master, 1), outputs, {}, observer);
+  run_kernel(worker(), *cast_, std::span(&slot.master, 1), outputs, {}, observer);
 }
 
 void Optimizer::place_row_factors() {
@@ -433,17 +438,18 @@ void Optimizer::scale_rows(size_t parameter, const UpdateObserver& observer) con
   };
   std::vector<Tensor> outputs = {by_rows(slot.master)};
   if (slot.beside != MasterKind::kNone) outputs.push_back(by_rows(slot.parameter.weight));
-  run_kernel(*slot.row_scaling, std::span(&slot.row_factors, 1), outputs, {}, observer);
+  run_kernel(worker(), *slot.row_scaling, std::span(&slot.row_factors, 1), outputs, {}, observer);
 }
 
-Tensor Optimizer::factors_of(size_t kind) const {
-  Tensor factors = own_.factors;
+Tensor Optimizer::factors_of(size_t kind, const Tensor& all) {
+  Tensor factors = all;
   factors.data = factors.as<float>() + static_cast<int64_t>(kind) * kNumFactors;
   factors.shape = {kNumFactors};
   return factors;
 }
 
-void Optimizer::update_by_adamw(size_t kind, std::span<const size_t> parameters,
+void Optimizer::update_by_adamw(const Updater& updater, size_t kind,
+                                std::span<const size_t> parameters,
                                 const UpdateObserver& observer) const {
   std::vector<Tensor> inputs, outputs;
   for (const size_t idx : parameters) {
@@ -459,9 +465,9 @@ void Optimizer::update_by_adamw(size_t kind, std::span<const size_t> parameters,
     if (has_scales(slot.formats.second_moment)) outputs.push_back(slot.v_scale);
   }
   if (inputs.empty()) return;
-  inputs.push_back(factors_of(kind));
-  inputs.push_back(own_.grad_scale);
-  run_kernel(*kinds_[kind].adamw, inputs, outputs, {}, observer);
+  inputs.push_back(factors_of(kind, updater.factors));
+  inputs.push_back(updater.grad_scale);
+  run_kernel(updater.backend, *kinds_[kind].adamw, inputs, outputs, {}, observer);
 }
 
 int64_t Optimizer::state_bytes(std::span<const Parameter> parameters, const StateFormats& formats) {
@@ -472,7 +478,7 @@ int64_t Optimizer::state_bytes(std::span<const Parameter> parameters, const Stat
 
 int64_t Optimizer::window_bytes(std::span<const Parameter> parameters, const StateFormats& formats,
                                 const UpdateGroups& groups) {
-  if (!groups.on_host) return 0;
+  if (!groups.on_host || groups.updated_on_host) return 0;
   return StateWindows::window_bytes(
       list_group_bytes(parameters, formats, complete(groups, parameters.size())));
 }

@@ -79,8 +79,10 @@ using UpdateObserver =
 /// Parameters, by their places in an optimizer's list, that are updated together.
 struct UpdateGroups {
   std::vector<std::vector<size_t>> groups = {};  ///< each parameter once; none: all at a time
-  /// Whether their state is in the host's memory, from where load_state() brings that of a group.
+  /// Whether their state is in the host's memory, from where StateWindows bring that of a group,
   bool on_host = false;
+  /// or where the host's threads update it (HostUpdates). REQUIRES on_host, and no matrices.
+  bool updated_on_host = false;
 };
 
 struct StepInput {
@@ -97,6 +99,8 @@ struct StepResult {
   bool updated = false;  ///< false where the norm is NaN or infinite: then nothing has changed
 };
 
+class HostUpdates;
+
 /// AdamW over a list of parameters, and Muon over those of them that are made of matrices; owns m,
 /// v and what is kept beside BF16 weights. One update:
 ///   norm = sqrt(Σ over parameters of Σ (grad · grad_scale)²), summed in double in the order of the
@@ -112,6 +116,9 @@ class Optimizer {
   /// tensors that do not fit together.
   Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
             const Backend& backend = optimizer_on_host(), UpdateGroups groups = {});
+  ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
 
   /// The global norm of grad · grad_scale.
   double grad_norm(double grad_scale);
@@ -156,6 +163,19 @@ class Optimizer {
   bool streams_state() const { return windows_ != nullptr; }
   StateWindows& windows() { return *windows_; }
 
+  /// Where the host updates, in place of update(): a group's gradients are brought, updated with,
+  /// and its weights taken back, each of which is started, and waited for on the device, as
+  /// HostUpdates'. The host's part is told to the observer as kOnHost, when the device is next
+  /// synchronised behind wait_updated(), or by finish_updates().
+  static constexpr std::string_view kOnHost = "adamw on the host";
+  bool updates_on_host() const { return host_ != nullptr; }
+  HostUpdates& host_updates() { return *host_; }
+  void store_gradients(size_t group);
+  void update_on_host(size_t group, const UpdateObserver& observer = {});
+  void wait_updated(size_t group);
+  /// Returns when no update is under way on the host: before its state or weights are looked at.
+  void finish_updates();
+
   /// The parts for whoever has but a part of the gradients, in place of give_clip(). Σ x² in double
   /// of such tensors, which is waited for;
   std::vector<double> sums_of_squares(std::span<const Tensor> grads,
@@ -195,6 +215,9 @@ class Optimizer {
   /// to update in.
   static int64_t window_bytes(std::span<const Parameter> parameters, const StateFormats& formats,
                               const UpdateGroups& groups);
+  /// Of the host's memory, where it updates such groups: what is allocated beside their state.
+  static int64_t host_window_bytes(std::span<const Parameter> parameters,
+                                   const UpdateGroups& groups);
   /// The same of the scratch memory in which Muon updates matrices.
   static int64_t workspace_bytes(std::span<const Parameter> parameters,
                                  const OptimizerOptions& options, const Backend& backend);
@@ -233,37 +256,60 @@ class Optimizer {
     int64_t num_matrices = 0;
   };
 
+  /// Who updates, with what: the device, or the host on its behalf.
+  struct Updater {
+    const Backend& backend;
+    Tensor factors;     ///< as StepTensors'
+    Tensor grad_scale;  ///< likewise
+  };
+  Updater on_device() const { return {backend_, own_.factors, own_.grad_scale}; }
+  /// Whose memory at_work() tells.
+  const Backend& worker() const { return host_ ? host_backend_ : backend_; }
+
   void find_kinds(Slot& slot);
   size_t find_adamw(const Parameter& parameter);
   static std::vector<size_t> find_muon(const Parameter& parameter, const OptimizerOptions& options,
                                        const Backend& backend, std::vector<Kind>& kinds);
   static int64_t workspace_bytes(std::span<const Kind> kinds);
-  Tensor factors_of(size_t kind) const;
-  void update_by_adamw(size_t kind, std::span<const size_t> parameters,
+  static Tensor factors_of(size_t kind, const Tensor& all);
+  void update(const Updater& updater, std::span<const size_t> parameters,
+              const UpdateObserver& observer) const;
+  void update_in_window(size_t group, std::span<const float> factors) const;
+  void update_by_adamw(const Updater& updater, size_t kind, std::span<const size_t> parameters,
                        const UpdateObserver& observer) const;
   void update_by_muon(size_t kind, std::span<const size_t> parameters,
                       const UpdateObserver& observer) const;
   static void append_matrices(const Slot& slot, size_t kind, std::vector<MuonMatrix>& matrices);
   void scale_rows(size_t parameter, const UpdateObserver& observer) const;
   void cast_weight(size_t parameter, const UpdateObserver& observer) const;
-  /// Gives each parameter to `change`, whose state is at work then, and is kept.
-  void change_state(const std::function<void(size_t parameter)>& change) const;
+  /// Gives each parameter to `change`, whose state is at work then, and is kept. It reads weights,
+  /// or writes them.
+  enum class WeightUse : uint8_t { kRead, kWrite };
+  void change_state(WeightUse use, const std::function<void(size_t parameter)>& change) const;
+  void change_in_windows(WeightUse use, const std::function<void(size_t parameter)>& change) const;
   void reset_master(size_t parameter) const;
   void place_slots(const std::vector<Parameter>& parameters);
   void place_row_factors();
-  const Buffer& state_memory() const { return windows_ ? windows_->host() : state_; }
+  const Buffer& state_memory() const;
   Slot at_work(size_t parameter) const;
+  Slot in_window(Slot slot, size_t parameter) const;
   Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer,
                    int64_t first = 0);
   std::vector<double> read_sums(const Tensor& sums);
   std::vector<Tensor> all_grads() const;
   Slot make_slot(const Parameter& parameter, int64_t state_offset) const;
 
+  static void run_kernel(const Backend& backend, const Operator& op, std::span<const Tensor> inputs,
+                         std::span<const Tensor> outputs, std::span<std::byte> workspace,
+                         const UpdateObserver& observer);
   void run_kernel(const Operator& op, std::span<const Tensor> inputs,
                   std::span<const Tensor> outputs, std::span<std::byte> workspace,
-                  const UpdateObserver& observer) const;
+                  const UpdateObserver& observer) const {
+    run_kernel(backend_, op, inputs, outputs, workspace, observer);
+  }
 
   Backend backend_;
+  Backend host_backend_;  // of updates on the host
   OptimizerOptions options_;
   OperatorPtr sum_of_squares_;
   OperatorPtr grad_clip_;
@@ -290,6 +336,15 @@ class Optimizer {
   StepTensors shared_;  ///< which the host reaches
   StepTensors own_;     ///< the device's
   std::vector<Slot> slots_;
+
+  /// When the host did a group's update, for whoever is to be told.
+  struct HostTimes {
+    UpdateObserver observer;
+    Device::Time begin, end;
+  };
+  static void tell(const HostTimes& times) { times.observer(kOnHost, times.begin, times.end); }
+  std::vector<std::shared_ptr<HostTimes>> host_times_;  // by group, until they are told
+  std::unique_ptr<HostUpdates> host_;  // null elsewhere; last, since its work uses all of the above
 };
 
 }  // namespace tessera

@@ -66,7 +66,8 @@ void Optimizer::update_by_muon(size_t kind, std::span<const size_t> parameters,
   std::vector<MuonMatrix> matrices;
   for (const size_t idx : parameters) append_matrices(at_work(idx), kind, matrices);
   if (matrices.empty()) return;
-  kinds_[kind].muon->update(matrices, factors_of(kind), own_.grad_scale, muon_workspace_,
+  kinds_[kind].muon->update(matrices, factors_of(kind, own_.factors), own_.grad_scale,
+                            muon_workspace_,
                             [&](const Operator& op, auto inputs, auto outputs, auto workspace) {
                               run_kernel(op, inputs, outputs, workspace, observer);
                             });

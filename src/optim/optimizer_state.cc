@@ -76,7 +76,9 @@ void Optimizer::round_masters() const {
   }
 }
 
-void Optimizer::change_state(const std::function<void(size_t parameter)>& change) const {
+void Optimizer::change_state(WeightUse use,
+                             const std::function<void(size_t parameter)>& change) const {
+  if (host_) return change_in_windows(use, change);
   for (size_t group = 0; group < groups_.groups.size(); ++group) {
     if (windows_) {
       windows_->load(group);
@@ -91,23 +93,23 @@ void Optimizer::change_state(const std::function<void(size_t parameter)>& change
 }
 
 void Optimizer::cast_weights() const {
-  change_state([&](size_t parameter) { cast_weight(parameter, {}); });
+  change_state(WeightUse::kWrite, [&](size_t parameter) { cast_weight(parameter, {}); });
 }
 
 void Optimizer::reset_masters() const {
-  change_state([&](size_t parameter) { reset_master(parameter); });
+  change_state(WeightUse::kRead, [&](size_t parameter) { reset_master(parameter); });
 }
 
-/// On the device: through the host that of some billion weights takes several seconds.
+/// Where updates are made: through the host that of some billion weights takes several seconds.
 void Optimizer::reset_master(size_t parameter) const {
   const Slot slot = at_work(parameter);
   if (slot.beside == MasterKind::kNone || slot.master.num_bytes() == 0) return;
-  backend_.device().zero(slot.master.data, slot.master.num_bytes());
+  worker().device().zero(slot.master.data, slot.master.num_bytes());
   if (slot.beside != MasterKind::kF32) return;
   Tensor weight = slot.parameter.weight;
   weight.shape = {1, weight.num_elements()};
   const Tensor inputs[] = {weight, flat(slot.master)};
-  run_kernel(*widen_, inputs, std::span(&inputs[1], 1), {}, {});
+  run_kernel(worker(), *widen_, inputs, std::span(&inputs[1], 1), {}, {});
 }
 
 }  // namespace tessera

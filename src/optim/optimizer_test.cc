@@ -5,10 +5,12 @@
 #include <omp.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numbers>
 
 #include "core/random.h"
+#include "optim/host_updates.h"
 #include "optim/schedule.h"
 
 namespace tessera {
@@ -394,6 +396,53 @@ TEST(Optimizer, DoesNotDependOnThreads) {
   EXPECT_EQ(one.grad_norm, three.grad_norm);
   EXPECT_EQ(serial.values(0), parallel.values(0));
   EXPECT_EQ(serial.values(1), parallel.values(1));
+}
+
+/// Groups that the host updates pass through windows that two at a time share; weights that were
+/// changed beside the optimizer, and masters, are what it goes on from.
+TEST(Optimizer, UpdatesOnTheHostHaveTheSameBits) {
+  const UpdateGroups groups{
+      .groups = {{5, 0}, {1}, {2, 3}, {4}}, .on_host = true, .updated_on_host = true};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const MasterKind master : {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone}) {
+      if (dtype == DType::kF32 && master != MasterKind::kF32) continue;
+      OptimizerOptions options;
+      options.formats.master = master;
+      Model plain(kShapes, dtype);
+      Model passing(kShapes, dtype);
+      Optimizer expected(plain.parameters, options);
+      Optimizer optimizer(passing.parameters, options, optimizer_on_host(), groups);
+      EXPECT_EQ(optimizer.state_bytes(), expected.state_bytes());
+      EXPECT_EQ(optimizer.host_updates().window_bytes(),
+                Optimizer::host_window_bytes(passing.parameters, groups));
+      EXPECT_EQ(Optimizer::window_bytes(passing.parameters, options.formats, groups), 0);
+      for (int64_t step = 0; step < 4; ++step) {
+        const StepInput input{.step_idx = step, .lr = 0.01, .max_grad_norm = 0.5};
+        const StepResult result = optimizer.step(input);
+        EXPECT_EQ(result.grad_norm, expected.step(input).grad_norm);
+        EXPECT_LT(result.clip_factor, 1);
+        if (step != 1) continue;
+        for (const Model* model : {&plain, &passing}) {
+          Random random(7, 7);
+          for (const OwnedTensor& weight : model->weights) Model::fill(weight, random);
+        }
+        for (Optimizer* one : {&expected, &optimizer}) one->reset_masters();
+      }
+      const auto state = optimizer.state();
+      const auto other = expected.state();
+      ASSERT_EQ(state.size(), other.size());
+      for (size_t i = 0; i < state.size(); ++i) {
+        ASSERT_EQ(state[i].name, other[i].name);
+        const size_t bytes = state[i].tensor.num_bytes();
+        EXPECT_EQ(std::memcmp(state[i].tensor.data, other[i].tensor.data, bytes), 0)
+            << state[i].name;
+      }
+      for (size_t i = 0; i < kShapes.size(); ++i) {
+        const Tensor weight = passing.weights[i];
+        EXPECT_EQ(std::memcmp(weight.data, plain.weights[i].get().data, weight.num_bytes()), 0);
+      }
+    }
+  }
 }
 
 TEST(Optimizer, RefusesBadOptionsAndTensors) {

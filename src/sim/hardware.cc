@@ -116,6 +116,10 @@ ConfigSchema make_hardware_schema(Hardware& h) {
   schema.add("node.memory", &h.host_memory, "Memory of a node's host");
   schema.add("node.host_gbs", &h.host_gbs, "GB/s between a device and the host, each way",
              above(0));
+  schema.add("node.host_update_gbs", &h.host_update_gbs,
+             "GB/s of a node's memory, read and written together, where the host's threads update "
+             "the optimizer's state (optim.update = \"host\"), for all devices together",
+             above(0));
   schema.add("link.node_us", &h.node.microseconds,
              "Microseconds of an exchange in a node beside its bytes, a doubling of ranks", rate);
   schema.add("link.node_gbs", &h.node.gbs, "GB/s that a device sends within a node", rate);

@@ -51,6 +51,8 @@ struct Hardware {
   int64_t node_processors = 0;
   double host_gbs = 50;  ///< between a device and the host's memory, each way
   std::string host_memory;
+  /// Of a node's memory, read and written together, where the host's threads update (optim.update).
+  double host_update_gbs = 200;
   LinkRates node;     ///< between devices of a node
   LinkRates network;  ///< between nodes, for each device
   /// The share of a device that an exchange takes from computation beside it.

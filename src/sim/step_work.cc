@@ -134,13 +134,9 @@ ProgramTimes slow_down(ProgramTimes times, const Slowdown& slowdown) {
   return times;
 }
 
-bool is_copy(LaneKind kind) {
-  return kind == LaneKind::kStores || kind == LaneKind::kReloads;
-}
-
 /// Of what is no run of a program of the model.
 TaskWork slow_down(TaskWork work, const Lane& lane, const Slowdown& slowdown) {
-  if (!is_copy(lane.kind)) work.seconds *= communicates(lane) ? slowdown.links : slowdown.computing;
+  if (!goes_beside(lane)) work.seconds *= communicates(lane) ? slowdown.links : slowdown.computing;
   if (work.program != nullptr)
     work.program = std::make_shared<const ProgramTimes>(slow_down(*work.program, slowdown));
   return work;
@@ -210,7 +206,9 @@ double StepWork::exchange_seconds(const Executable& executable, const Node& node
 }
 
 ClockOptions StepWork::clock_options(int64_t num_ranks) const {
-  ClockOptions options{.exchange_share = hardware_.exchange_share, .exposed = options_.exposed};
+  ClockOptions options{.exchange_share = hardware_.exchange_share,
+                       .exposed = options_.exposed,
+                       .updates_beside = !hardware_.on_host};
   if (hardware_.node_processors > 0) {
     options.processor_share = static_cast<double>(hardware_.node_processors) /
                               static_cast<double>(std::min(num_ranks, hardware_.node_devices));
@@ -263,6 +261,13 @@ double StepWork::memory_seconds(const Task& task) const {
   return static_cast<double>(task.bytes) / rate;
 }
 
+/// The ranks of a node share its host's memory; a processor updates as it does in any case.
+double StepWork::host_update_seconds(const Task& task, int64_t num_ranks) const {
+  if (hardware_.on_host) return memory_seconds(task);
+  const auto sharing = static_cast<double>(std::min(num_ranks, hardware_.node_devices));
+  return static_cast<double>(task.bytes) * sharing / (kGiga * hardware_.host_update_gbs);
+}
+
 /// What a task exchanges beside its own lane's group.
 TaskWork StepWork::exchange_of(const StepPlan& plan, const Task& task) const {
   const CommKind kind = kind_of(task.action);
@@ -299,13 +304,15 @@ TaskWork StepWork::exchange_of(const StepPlan& plan, const Task& task) const {
   return work;
 }
 
-TaskWork StepWork::other_of(const StepPlan& plan, const Task& task) const {
-  const LaneKind kind = plan.lanes[task.lane].kind;
-  if (is_copy(kind))
+TaskWork StepWork::other_of(const StepPlan& plan, const Task& task, int64_t num_ranks) const {
+  const Lane& lane = plan.lanes[task.lane];
+  if (lane.kind == LaneKind::kHostUpdates && task.phase == TaskPhase::kStart)
+    return {.seconds = host_update_seconds(task, num_ranks)};
+  if (goes_beside(lane) && lane.kind != LaneKind::kHostUpdates)
     return {.seconds = static_cast<double>(task.bytes) / (kGiga * hardware_.host_gbs)};
   if (task.phase == TaskPhase::kWait) return {};
   if (task.action == TaskAction::kEnd) return {.seconds = kMicro * hardware_.step_microseconds};
-  if (communicates(plan.lanes[task.lane]) || !task.inside.empty()) return exchange_of(plan, task);
+  if (communicates(lane) || !task.inside.empty()) return exchange_of(plan, task);
   return {.seconds = memory_seconds(task)};
 }
 
@@ -317,7 +324,7 @@ PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs, int
   PlanWork work;
   for (const Task& task : plan.tasks) {
     if (task.action != TaskAction::kRunProgram) {
-      work.add(slow_down(other_of(plan, task), plan.lanes[task.lane], slowdown));
+      work.add(slow_down(other_of(plan, task, num_ranks), plan.lanes[task.lane], slowdown));
       continue;
     }
     const Executable& executable = find_executable(

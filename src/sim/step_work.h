@@ -65,8 +65,9 @@ class StepWork {
   double exchange_seconds(const Executable& executable, const Node& node, const Communicator& group,
                           double skew) const;
   double memory_seconds(const Task& task) const;
+  double host_update_seconds(const Task& task, int64_t num_ranks) const;
   TaskWork exchange_of(const StepPlan& plan, const Task& task) const;
-  TaskWork other_of(const StepPlan& plan, const Task& task) const;
+  TaskWork other_of(const StepPlan& plan, const Task& task, int64_t num_ranks) const;
 
   Hardware hardware_;
   SimulationOptions options_;

@@ -81,6 +81,8 @@ struct Rank {
   std::map<std::pair<int64_t, int64_t>, std::vector<Started>> inside;
   std::map<TaskId, std::vector<Started>> started;  ///< by the tasks that are or start them
   std::map<LaneId, double> copied;                 ///< when what a lane of copies was given is done
+  /// When what the step before left under way is waited for, by its start.
+  std::map<TaskId, double> carried;
   std::vector<std::pair<double, double>> wires;  ///< exchanges that end after now, as far as known
   LinkQueues links;                              ///< of groups of which no other rank has a plan
   RankClock clock;
@@ -107,6 +109,7 @@ class Clocks {
     check_end();
     std::vector<RankClock> clocks;
     for (Rank& rank : ranks_) {
+      add_carried(rank);
       rank.clock.end = rank.now;
       clocks.push_back(std::move(rank.clock));
     }
@@ -315,8 +318,8 @@ class Clocks {
     const Task& task = plan.tasks[id];
     const TaskWork& work = works_[i][id];
     TaskTime& time = rank.clock.times[id];
-    if (copies_beside(plan.lanes[task.lane])) {
-      copy(rank, task, work.seconds, time);
+    if (is_beside(plan.lanes[task.lane])) {
+      copy(rank, id, task, work.seconds, time);
     } else if (task.phase == TaskPhase::kWait) {
       if (!wait_for_start(rank, task, time)) return false;
     } else if (communicates(plan.lanes[task.lane])) {
@@ -334,14 +337,15 @@ class Clocks {
     return true;
   }
 
-  static bool copies_beside(const Lane& lane) {
-    return lane.kind == LaneKind::kStores || lane.kind == LaneKind::kReloads;
+  bool is_beside(const Lane& lane) const {
+    return goes_beside(lane) && (lane.kind != LaneKind::kHostUpdates || options_.updates_beside);
   }
 
-  /// Copies follow those of their lane, beside all else.
-  static void copy(Rank& rank, const Task& task, double seconds, TaskTime& time) {
+  /// What goes beside all else follows its lane, and what it is to come after.
+  static void copy(Rank& rank, TaskId id, const Task& task, double seconds, TaskTime& time) {
     if (task.phase == TaskPhase::kWait) {
       time.begin = rank.now;
+      if (*task.started_by > id) rank.carried[*task.started_by] = rank.now;
       time.end = std::max(rank.now, rank.clock.times[*task.started_by].end);
       rank.clock.waited_for_copies += time.end - rank.now;
       rank.now = time.end;
@@ -349,7 +353,19 @@ class Clocks {
     }
     double& done = rank.copied[task.lane];
     time.begin = std::max(done, rank.now);
+    for (const TaskId before : task.after)
+      time.begin = std::max(time.begin, rank.clock.times[before].end);
     time.end = done = time.begin + seconds;
+  }
+
+  /// Of steps one after the other each waits where the one before left more under way than it
+  /// computes up to there: so much longer they are.
+  static void add_carried(Rank& rank) {
+    double late = 0;
+    for (const auto& [start, waited] : rank.carried)
+      late = std::max(late, rank.clock.times[start].end - rank.now - waited);
+    rank.clock.waited_for_copies += late;
+    rank.now += late;
   }
 
   /// What a task exchanges: in its lane's group and, where it has others, in those too.
@@ -427,6 +443,11 @@ class Clocks {
 
 bool communicates(const Lane& lane) {
   return lane.kind == LaneKind::kGroup || lane.kind == LaneKind::kMessages;
+}
+
+bool goes_beside(const Lane& lane) {
+  return lane.kind == LaneKind::kStores || lane.kind == LaneKind::kReloads ||
+         lane.kind == LaneKind::kHostUpdates;
 }
 
 std::vector<RankClock> run_clocks(std::span<const StepPlan> plans, std::span<const PlanWork> works,

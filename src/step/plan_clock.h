@@ -70,7 +70,7 @@ struct RankClock {
   std::map<std::string, double> waited_for_ranks;
   /// ... and for what is on the way when all have come.
   std::map<std::string, double> waited_for_wires;
-  double waited_for_copies = 0;  ///< to or from the host's memory
+  double waited_for_copies = 0;  ///< to or from the host's memory, and for updates there
   double waited_for_host = 0;    ///< until it gave the device what comes next
   /// Seconds in which exchanges of a lane were under way, exposed or not.
   std::map<std::string, double> exchanged;
@@ -85,6 +85,8 @@ struct ClockOptions {
   /// Groups by name whose exchanges are waited for where they start: "ep" stands for "ep_inner" and
   /// "ep.inner" too. Messages are sent beside all else in any case.
   std::vector<std::string> exposed = {};
+  /// Whether the host updates beside the device's work, and is not itself the device.
+  bool updates_beside = true;
 };
 
 /// Runs the plans of ranks side by side, each from its first task to its last, `works[i]` saying
@@ -98,5 +100,8 @@ std::vector<RankClock> run_clocks(std::span<const StepPlan> plans, std::span<con
 
 /// Whether tasks of the lane are exchanges or messages between ranks.
 bool communicates(const Lane& lane);
+/// Whether they go on beside the device's work, without it: copies to and from the host's memory,
+/// and what its threads do with these.
+bool goes_beside(const Lane& lane);
 
 }  // namespace tessera

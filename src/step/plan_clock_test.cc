@@ -209,6 +209,54 @@ TEST(PlanClock, HostsThatWaitForTheDeviceGiveNothingAhead) {
   EXPECT_DOUBLE_EQ(run_launched(0.5, true).waited_for_host, 1);
 }
 
+/// Gradients to the host, its update, and weights back, for which the next step waits.
+struct HostUpdate {
+  StepPlan plan;
+  PlanWork work;
+
+  explicit HostUpdate(double compute, double update) {
+    const LaneId device = plan.lanes.add({LaneKind::kCompute, "compute"});
+    const LaneId lanes[] = {plan.lanes.add({LaneKind::kStores, "stores"}),
+                            plan.lanes.add({LaneKind::kHostUpdates, "host updates"}),
+                            plan.lanes.add({LaneKind::kReloads, "reloads"})};
+    const double seconds[] = {0.5, update, 0.25};
+    add({.kind = TaskKind::kRun, .lane = device, .name = "first pass"}, 2);
+    const TaskId wait = add({.phase = TaskPhase::kWait, .lane = lanes[2], .name = "wait"}, 0);
+    add({.kind = TaskKind::kRun, .lane = device, .name = "passes"}, compute);
+    TaskId last{};
+    for (size_t i = 0; i < 3; ++i) {
+      std::vector<TaskId> after;
+      if (i > 0) after = {last};
+      last = add({.phase = TaskPhase::kStart, .lane = lanes[i], .name = "part", .after = after},
+                 seconds[i]);
+    }
+    plan.tasks[wait].started_by = last;
+  }
+  TaskId add(Task task, double seconds) {
+    work.add({.seconds = seconds});
+    return plan.tasks.add(std::move(task));
+  }
+  RankClock run(bool beside = true) const {
+    return run_clocks({&plan, 1}, {&work, 1}, {.updates_beside = beside}).front();
+  }
+};
+
+TEST(PlanClock, StepsAreLongerByWhatTheHostHasNotUpdatedInTime) {
+  const RankClock hidden = HostUpdate(3, 1).run();
+  EXPECT_DOUBLE_EQ(hidden.end, 5);
+  EXPECT_DOUBLE_EQ(hidden.waited_for_copies, 0);
+  const HostUpdate slow(3, 7);
+  const RankClock waits = slow.run();
+  EXPECT_DOUBLE_EQ(waits.times[TaskId{4}].begin, 5.5);
+  EXPECT_DOUBLE_EQ(waits.times[TaskId{5}].end, 12.75);
+  // The next step's first pass runs beside; its wait ends at 12.75, 5.75 later than it begins.
+  EXPECT_DOUBLE_EQ(waits.end, 5 + 5.75);
+  EXPECT_DOUBLE_EQ(waits.waited_for_copies, 5.75);
+  // Processors that compute do nothing beside.
+  EXPECT_DOUBLE_EQ(slow.run(false).end, 5 + 7);
+  EXPECT_DOUBLE_EQ(slow.run(false).computed, 5 + 7);
+}
+
 TEST(PlanClock, NamesRanksThatWaitForever) {
   // Rank 0 sums before it sends, and rank 1 after it has received.
   const StepPlan plan = small_plan(0);

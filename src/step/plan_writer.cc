@@ -11,8 +11,9 @@ void insert(std::vector<BufferId>& buffers, BufferId buffer) {
 }
 
 std::string lane_name(LaneKind kind) {
-  constexpr std::array<const char*, 9> kNames = {
-      "compute", "", "", "copies in", "copies out", "optimizer", "host", "stores", "reloads"};
+  constexpr std::array<const char*, 10> kNames = {
+      "compute",   "",     "",       "copies in", "copies out",
+      "optimizer", "host", "stores", "reloads",   "host updates"};
   return kNames[number_of(kind)];
 }
 

@@ -52,8 +52,8 @@ TaskWork work_of(const StepPlan& plan, const Task& task, const MachineRates& rat
   const Lane& lane = plan.lanes[task.lane];
   const auto bytes = static_cast<double>(task.bytes);
   if (communicates(lane)) return {.seconds = exchange_seconds(1, bytes, rates)};
-  if (lane.kind == LaneKind::kStores || lane.kind == LaneKind::kReloads)
-    return {.seconds = bytes / rates.host_bytes};
+  if (lane.kind == LaneKind::kHostUpdates) return {.seconds = bytes / rates.host_update_bytes};
+  if (goes_beside(lane)) return {.seconds = bytes / rates.host_bytes};
   TaskWork work{.seconds = std::max(task.flops / rates.flops, bytes / rates.memory_bytes)};
   int32_t& count = counts[{task.subject.chunk, task.subject.place}];
   if (task.subject.part.is_first()) count = 0;

@@ -11,10 +11,11 @@ namespace tessera {
 struct MachineRates {
   double flops = 1e12;
   double memory_bytes = 1e11;
-  double link_bytes = 1e10;        ///< what a rank sends
-  double host_bytes = 5e10;        ///< to the host's memory, and as many back at the same time
-  double exchange_seconds = 1e-5;  ///< what each exchange takes beside its bytes
-  double kernel_seconds = 0;       ///< what each operator takes beside its work
+  double link_bytes = 1e10;         ///< what a rank sends
+  double host_bytes = 5e10;         ///< to the host's memory, and as many back at the same time
+  double host_update_bytes = 1e11;  ///< of the host's memory, where its threads update
+  double exchange_seconds = 1e-5;   ///< what each exchange takes beside its bytes
+  double kernel_seconds = 0;        ///< what each operator takes beside its work
 };
 
 /// Estimates, which show proportions: of an ordinary machine's two cores, or of an H100 with fast

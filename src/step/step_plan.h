@@ -27,8 +27,9 @@ enum class LaneKind : uint8_t {
   kCopiesOut,
   kOptimizer,
   kHost,
-  kStores,   ///< of what is offloaded, to the host's memory
-  kReloads,  ///< back from there
+  kStores,       ///< of what is offloaded, to the host's memory
+  kReloads,      ///< back from there
+  kHostUpdates,  ///< the host's threads, at work on optimizer state
 };
 
 struct Lane {
@@ -95,6 +96,8 @@ enum class TaskAction : uint8_t {
   kPrepareUpdate,    ///< where gradients are released: what the updates are to be
   kLoadState,        ///< a bucket's optimizer state comes from the host's memory
   kStoreState,       ///< and goes back
+  kStoreGradients,   ///< a bucket's gradients go to the host, which updates, started with kUpdate,
+  kLoadWeights,      ///< and its new weights come from there
   kRoundGradients,   ///< what a program added up is added to gradients in fewer bits
   kReduceBucket,     ///< gradients of a bucket are summed into its owners' rows
   kFinishGradients,  ///< all of them are there

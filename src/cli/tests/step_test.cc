@@ -52,6 +52,24 @@ TEST_F(CliStep, PrintsCopies) {
   }
 }
 
+TEST_F(CliStep, PrintsUpdatesOnTheHost) {
+  const Arguments options = {"--step", "--all", "--optim.offload=true", "--optim.update=host"};
+  const std::string text = succeed(step(options)).out;
+  for (const char* part :
+       {" host updates, ", "copy start     store gradients, dense_replicas_1, bucket 0",
+        "optimizer start update on the host, dense_replicas_1, bucket 0",
+        "copy start     load weights, dense_replicas_1, bucket 0",
+        "wait: load weights, dense_replicas_1, bucket 0", "gather weights"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  EXPECT_THAT(text, Not(HasSubstr("moments")));
+  expect_refused(step({"--step", "--optim.update=host"}),
+                 {"optim.update is \"host\"", "set optim.offload = true"});
+  expect_refused(
+      step({"--step", "--optim.offload=true", "--optim.update=host", "--optim.name=muon"}),
+      {"optim.name = \"adamw\"", "set optim.update = \"device\""});
+}
+
 TEST_F(CliStep, PrintsFullSharding) {
   const std::string text = succeed(step({"--step", "--all", "--optim.shard=full"})).out;
   for (const char* part : {"gather weights, layers.0", "reduce gradients, layers.0",

@@ -33,6 +33,8 @@ struct Block {
   uint32_t random[kBlock];
 };
 
+/// The roundings of update_element in adamw_update.cuh, so that a GPU's bits are the host's: what
+/// the host updates for a GPU may be updated by that after a resume.
 void update(const AdamWFactors f, float scale, const float* __restrict grad, const Values& values,
             int64_t n) {
   float* __restrict master = values.master;
@@ -40,10 +42,10 @@ void update(const AdamWFactors f, float scale, const float* __restrict grad, con
   float* __restrict v = values.v;
   for (int64_t i = 0; i < n; ++i) {
     const float g = grad[i] * scale;
-    m[i] += (g - m[i]) * f.new_m;
-    v[i] = v[i] * f.old_v + f.new_v * g * g;
+    m[i] = std::fma(std::fma(grad[i], scale, -m[i]), f.new_m, m[i]);
+    v[i] = std::fma(g, f.new_v * g, v[i] * f.old_v);
     const float denominator = std::sqrt(v[i]) / f.sqrt_bias2 + f.eps;
-    master[i] = master[i] * f.decay - f.step_size * (m[i] / denominator);
+    master[i] = std::fma(master[i], f.decay, -(f.step_size * (m[i] / denominator)));
   }
 }
 

@@ -1,8 +1,5 @@
-#include <bit>
-
 #include "core/slice.h"
 #include "ops/adamw/adamw.h"
-#include "ops/adamw/state_rounding.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
@@ -12,7 +9,8 @@ namespace {
 
 class AdamWCuda : public testing::GpuTest {
  protected:
-  /// Four steps on both back ends from the same state, of slices of one tensor of each kind.
+  /// Four steps on both back ends from the same state, of slices of one tensor of each kind, give
+  /// the same bits.
   void check(const std::vector<IndexRange>& slices, bool bf16_weight,
              const StateFormats& formats = {}) const {
     const AdamWSpec spec = {.weight_decay = 0.1, .bf16_weight = bf16_weight, .formats = formats};
@@ -26,18 +24,16 @@ class AdamWCuda : public testing::GpuTest {
     for (const OwnedTensor& tensor : host) device.push_back(testing::copy_to(gpu(), tensor));
     for (int64_t update = 1; update <= 4; ++update) {
       // The last update is left out.
-      Step step{make_adamw_factors(spec, 1e-2, update), {0.5F, update == 4 ? 1.0F : 0.0F}};
+      Step step{make_adamw_factors(spec, 1e-2, update), {0.7F, update == 4 ? 1.0F : 0.0F}};
       run(*op, cpu(), host, view_of(step.factors), view_of(step.grad_scale), slices);
       const OwnedTensor factors = testing::copy_to(gpu(), view_of(step.factors));
       const OwnedTensor grad_scale = testing::copy_to(gpu(), view_of(step.grad_scale));
       run(*op, gpu(), device, factors, grad_scale, slices);
     }
     // Also what lies between the slices, which no kernel touches.
-    std::vector<OwnedTensor> copies;
-    for (const OwnedTensor& tensor : device) copies.push_back(testing::copy_to_host(gpu(), tensor));
     for (size_t i = 1; i < host.size(); ++i)
-      expect_near(values_of(host, i), values_of(copies, i), i, host[i].get().dtype,
-                  formats.are_plain());
+      testing::expect_bitwise_equal(testing::copy_to_host(gpu(), device[i]), host[i],
+                                    fmt::format("output {}", i - 1));
   }
 
  private:
@@ -75,20 +71,6 @@ class AdamWCuda : public testing::GpuTest {
       for (Bf16& x : tensor.span<Bf16>()) x = Bf16(std::abs(static_cast<float>(x)));
     }
   }
-  /// A remainder together with its weight.
-  static std::vector<double> values_of(const std::vector<OwnedTensor>& tensors, size_t which) {
-    const Tensor tensor = tensors[which];
-    if (tensor.dtype != DType::kU16 && tensor.dtype != DType::kU8)
-      return testing::to_doubles(tensor);
-    const auto weights = tensors[1 + AdamW::kWeight].get().span<Bf16>();
-    std::vector<float> values(weights.size());
-    if (tensor.dtype == DType::kU16) {
-      join_masters<uint16_t>(weights, tensor.span<uint16_t>(), values);
-    } else {
-      join_masters<uint8_t>(weights, tensor.span<uint8_t>(), values);
-    }
-    return {values.begin(), values.end()};
-  }
   static Tensor part(const Tensor& tensor, IndexRange range) {
     return {static_cast<std::byte*>(tensor.data) + range.begin * dtype_size(tensor.dtype),
             tensor.dtype,
@@ -106,24 +88,6 @@ class AdamWCuda : public testing::GpuTest {
     inputs.push_back(factors);
     inputs.push_back(grad_scale);
     testing::run_kernel(op, backend, inputs, outputs);
-  }
-  /// With few bits a rounding that the last bit of a sum turns the other way changes what follows.
-  static void expect_near(const std::vector<double>& expected, const std::vector<double>& actual,
-                          size_t which, DType dtype, bool plain) {
-    const double relative = !plain ? 3e-2 : dtype == DType::kBF16 ? 8e-3 : 2e-6;
-    // Weights of 0.1 that an update brings near 0 keep the rounding of what they were.
-    const double absolute = plain ? 4e-8 : 1e-3;
-    double sum_expected = 0;
-    double sum_actual = 0;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      ASSERT_NEAR(actual[i], expected[i], relative * std::abs(expected[i]) + absolute)
-          << "output " << which - 1 << ", element " << i;
-      sum_expected += expected[i];
-      sum_actual += actual[i];
-    }
-    // Nor do roundings lean to a side.
-    const auto count = static_cast<double>(expected.size());
-    ASSERT_NEAR(sum_actual / count, sum_expected / count, 1e-3 / std::sqrt(count) + 1e-7);
   }
 };
 

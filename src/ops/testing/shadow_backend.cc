@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -181,8 +182,9 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   std::vector<Work> recorded_;
 };
 
-/// Copies when it is waited for, as late as it may, and spoils what is there when it begins, as
-/// early as it may: whoever needs the one or changes the other in between is found.
+/// Copies and works when that is waited for, as late as it may, behind what was given before; and
+/// spoils what is where a copy goes when it is given, as early as it may, but where the host's work
+/// comes before it: whoever needs the one or changes the other in between is found.
 class SpoilingLane final : public CopyLane {
  public:
   explicit SpoilingLane(ShadowDevice& device) : device_(device) {}
@@ -192,28 +194,47 @@ class SpoilingLane final : public CopyLane {
       if (num_bytes == 0) continue;  // its place may be the end of the memory
       ensure((device_.reach(to) == to) != (device_.reach(const_cast<void*>(from)) == from),
              "shadow: a lane copies between the device and the host");
-      device_.check_pages(static_cast<const std::byte*>(to), num_bytes);
-      device_.check_pages(static_cast<const std::byte*>(from), num_bytes);
+      check_pages(to, from, num_bytes);
+      if (num_works_ > 0) continue;
       device_.give(
           [this, at = to, size = num_bytes] { std::memset(device_.reach(at), 0xA5, size); });
     }
-    copies_[next_].assign(parts.begin(), parts.end());
-    return next_++;
+    return add([this, copies = std::vector(parts.begin(), parts.end())] {
+      for (const auto& [to, from, num_bytes] : copies) {
+        check_pages(to, from, num_bytes);
+        device_.copy(to, from, num_bytes);
+      }
+    });
+  }
+  Ticket give_work(Work work) override {
+    ensure(!device_.is_recording(), "shadow: work of the host was recorded");
+    ++num_works_;
+    return add([this, work = std::move(work)] {
+      work();
+      --num_works_;
+    });
   }
   void join(Ticket copy) override {
-    const auto found = copies_.find(copy);
-    ensure(found != copies_.end(), "shadow: copy {} was waited for twice", copy);
-    for (const auto& [to, from, num_bytes] : found->second) {
-      device_.check_pages(static_cast<const std::byte*>(to), num_bytes);
-      device_.check_pages(static_cast<const std::byte*>(from), num_bytes);
-      device_.copy(to, from, num_bytes);
-    }
-    copies_.erase(found);
+    ensure(open_.erase(copy) == 1, "shadow: copy {} was waited for twice", copy);
+    while (!undone_.empty() && undone_.begin()->first <= copy)
+      undone_.extract(undone_.begin()).mapped()();
   }
 
  private:
+  void check_pages(const void* to, const void* from, int64_t num_bytes) const {
+    device_.check_pages(static_cast<const std::byte*>(to), num_bytes);
+    device_.check_pages(static_cast<const std::byte*>(from), num_bytes);
+  }
+  Ticket add(Work work) {
+    open_.insert(next_);
+    undone_[next_] = std::move(work);
+    return next_++;
+  }
+
   ShadowDevice& device_;
-  std::map<Ticket, std::vector<Part>> copies_;
+  std::set<Ticket> open_;  // that were not joined
+  std::map<Ticket, Work> undone_;
+  int num_works_ = 0;  // of these, of the host
   Ticket next_ = 0;
 };
 

@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "optim/host_updates.h"
+
 namespace tessera {
 namespace {
 
@@ -137,7 +139,8 @@ void ShardedOptimizer::make_state(CommunicatorPtr world, const OptimizerOptions&
 /// The parameters of each bucket, in the order of buckets_.
 UpdateGroups ShardedOptimizer::list_updates(const std::vector<Group>& groups,
                                             const ShardingOptions& sharding) {
-  UpdateGroups updates{.groups = {}, .on_host = sharding.state_on_host};
+  UpdateGroups updates{
+      .groups = {}, .on_host = sharding.state_on_host, .updated_on_host = sharding.updates_on_host};
   for (const BucketPlace& place : order_buckets(groups)) {
     const Group& group = groups[place.group];
     const IndexRange& range = group.buckets[place.bucket].parameters;
@@ -195,7 +198,9 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
   const std::vector<Rows> rows = find_rows(all, parameters, sharding);
   ReplicatedExchanges exchanges{
       .buckets = {}, .shard_state = sharding.shard_state, .releases = sharding.release_gradients};
-  if (sharding.state_on_host) exchanges.windows = {0, 0};
+  exchanges.updates_on_host = sharding.updates_on_host;
+  const bool streams = sharding.state_on_host && !sharding.updates_on_host;
+  if (streams) exchanges.windows = {0, 0};
   std::vector<std::map<int64_t, int64_t>> turns;
   for (const Group& group : all)
     turns.push_back(find_turns(group.parameters, parameters, sharding));
@@ -220,10 +225,12 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
                                                sharding.reduction.compression);
       bucket.rounds_gradients = rounds_gradient(parameter);
       held.push_back(take_rows(parameter, rows[idx].held));
+      bucket.bytes_to_host += HostUpdates::bytes_in(held.back(), options.formats);
+      bucket.bytes_from_host += HostUpdates::bytes_out(held.back());
     }
     bucket.state_bytes = Optimizer::state_bytes(held, options.formats);
     bucket.update_flops = Optimizer::update_flops(held, options);
-    if (sharding.state_on_host) {
+    if (streams) {
       int64_t& window = exchanges.windows[StateWindows::window_of(exchanges.buckets.size())];
       window = std::max(window, bucket.state_bytes);
     }
@@ -293,6 +300,31 @@ void ShardedOptimizer::update(size_t bucket, const UpdateObserver& observer) {
   state_->update(buckets().at(bucket).parameters, observer);
 }
 
+void ShardedOptimizer::store_gradients(size_t bucket, const UpdateObserver& observer) {
+  if (sharding_.release_gradients) state_->optimizer().give_group_clip(bucket, observer);
+  state_->optimizer().store_gradients(bucket);
+}
+
+void ShardedOptimizer::update_on_host(size_t bucket, const UpdateObserver& observer) {
+  state_->optimizer().update_on_host(bucket, observer);
+}
+
+void ShardedOptimizer::load_weights(size_t bucket) {
+  state_->optimizer().host_updates().load_weights(bucket);
+}
+
+void ShardedOptimizer::wait_stored(size_t bucket) {
+  state_->optimizer().host_updates().wait_stored(bucket);
+}
+
+void ShardedOptimizer::wait_updated(size_t bucket) {
+  state_->optimizer().wait_updated(bucket);
+}
+
+void ShardedOptimizer::wait_loaded(size_t bucket) {
+  state_->optimizer().host_updates().wait_loaded(bucket);
+}
+
 void ShardedOptimizer::give_clip(std::span<const Tensor> losses, const UpdateObserver& observer) {
   if (sharding_.release_gradients) return state_->optimizer().give_norm(losses, observer);
   ensure(phase_ == Phase::kReduced, "optimizer: gradients are judged before they are reduced");
@@ -334,9 +366,11 @@ void ShardedOptimizer::wait_weights(size_t idx) {
 
 void ShardedOptimizer::wait_all_weights() {
   for (Group& group : groups_) group.gatherer->wait_all();
+  state_->optimizer().finish_updates();
 }
 
 std::vector<NamedSlice> ShardedOptimizer::weight_slices(HeldPart part) const {
+  state_->optimizer().finish_updates();
   if (part == HeldPart::kOwned) return state_->weight_slices(HeldPart::kOwned);
   std::vector<NamedSlice> all;
   std::set<std::string> fp8;
@@ -388,6 +422,18 @@ int64_t ShardedOptimizer::window_bytes(std::span<const ReplicaPlace> groups,
                                        const StateFormats& formats) {
   return Optimizer::window_bytes(list_held(groups, parameters, sharding), formats,
                                  list_updates(cut(groups, parameters, sharding), sharding));
+}
+
+int64_t ShardedOptimizer::host_window_bytes(std::span<const ReplicaPlace> groups,
+                                            std::span<const ReplicatedParameter> parameters,
+                                            const ShardingOptions& sharding) {
+  return Optimizer::host_window_bytes(list_held(groups, parameters, sharding),
+                                      list_updates(cut(groups, parameters, sharding), sharding));
+}
+
+int64_t ShardedOptimizer::host_window_bytes() const {
+  Optimizer& optimizer = state_->optimizer();
+  return optimizer.updates_on_host() ? optimizer.host_updates().window_bytes() : 0;
 }
 
 int64_t ShardedOptimizer::workspace_bytes(std::span<const ReplicaPlace> groups,

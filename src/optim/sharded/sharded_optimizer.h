@@ -29,8 +29,10 @@ struct ShardingOptions {
   /// How many layers' gradients there is memory for then. With two, one layer's are reduced while
   /// the next one's come.
   int64_t layers_at_a_time = 1;
-  /// Whether the state is in the host's memory, and updated in windows of the device's.
+  /// Whether the state is in the host's memory, and updated in windows of the device's, or by the
+  /// host's threads.
   bool state_on_host = false;
+  bool updates_on_host = false;
 };
 
 /// The optimizer over the parameters of one rank of many. Within each replica group every rank owns
@@ -73,6 +75,15 @@ class ShardedOptimizer final : public DistributedOptimizer {
   StepResult judge(const StepInput& input);
   /// where that updates, each bucket in order, with its weights on their way behind it.
   void update(size_t bucket, const UpdateObserver& observer);
+  /// In place of update() where the host updates: a bucket's gradients start on their way to it,
+  /// then its update, then its weights back, as HostUpdates'. Each is waited for on the device.
+  bool updates_on_host() const { return state_->optimizer().updates_on_host(); }
+  void store_gradients(size_t bucket, const UpdateObserver& observer);
+  void update_on_host(size_t bucket, const UpdateObserver& observer);
+  void load_weights(size_t bucket);
+  void wait_stored(size_t bucket);
+  void wait_updated(size_t bucket);
+  void wait_loaded(size_t bucket);
   /// With gradients that are released, before the first of a step's updates: what the host has
   /// prepared. Then each bucket: ready() for its parameters, wait_reduction(), update(); what
   /// start_gathering() sends comes behind judge(), which, as give_clip(), only tells what came of
@@ -99,14 +110,17 @@ class ShardedOptimizer final : public DistributedOptimizer {
 
   /// Returns when this rank has the updated weights of parameter `idx`.
   void wait_weights(size_t idx);
-  /// The same for all; also before the optimizer is destroyed, since other ranks count on this one.
+  /// The same for all, and returns when no update is under way on the host; also before the
+  /// optimizer is destroyed, since other ranks count on this one.
   void wait_all_weights();
 
   /// Where state is sharded, what is held of it is what is owned.
   std::vector<NamedSlice> state_slices(HeldPart part) const override {
+    state_->optimizer().finish_updates();
     return state_->state_slices(part);
   }
   void change_masters(const std::function<void(const NamedSlice& master)>& change) const override {
+    state_->optimizer().finish_updates();
     state_->change_masters(change);
   }
   /// All of this rank's weights, or its own rows of them. Of weights in FP8 these are the masters,
@@ -136,6 +150,11 @@ class ShardedOptimizer final : public DistributedOptimizer {
   static int64_t window_bytes(std::span<const ReplicaPlace> groups,
                               std::span<const ReplicatedParameter> parameters,
                               const ShardingOptions& sharding, const StateFormats& formats);
+  /// And what the host has beside it where that updates.
+  static int64_t host_window_bytes(std::span<const ReplicaPlace> groups,
+                                   std::span<const ReplicatedParameter> parameters,
+                                   const ShardingOptions& sharding);
+  int64_t host_window_bytes() const;
   /// The same of the scratch memory of its updates.
   static int64_t workspace_bytes(std::span<const ReplicaPlace> groups,
                                  std::span<const ReplicatedParameter> parameters,

@@ -22,7 +22,10 @@ struct BucketExchange {
   int64_t gradient_bytes = 0;  ///< whole
   int64_t reduced_bytes = 0;   ///< of these, as they travel between the ranks of `outer`
   int64_t state_bytes = 0;     ///< of this rank: moments and masters
-  double update_flops = 0;     ///< of this rank's products, where Muon updates matrices
+  /// Where the host updates: what of this rank's comes before, and goes back behind.
+  int64_t bytes_to_host = 0;
+  int64_t bytes_from_host = 0;
+  double update_flops = 0;  ///< of this rank's products, where Muon updates matrices
   /// Whether its gradients are where those of other layers are while these are not there.
   bool shares_gradients = false;
   int64_t turn = 0;  ///< which of the places that layers have in turn
@@ -39,6 +42,7 @@ struct ReplicatedExchanges {
   /// Where the state is in the host's memory: the bytes of each window in which it is updated,
   /// those of StateWindows; empty otherwise.
   std::vector<int64_t> windows = {};
+  bool updates_on_host = false;  ///< as HostUpdates; there are no windows then
 };
 
 /// Parameters of a module in one shard group, by FullySharded.

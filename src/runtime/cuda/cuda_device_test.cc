@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "core/out_of_memory.h"
 #include "core/pages/elastic_memory.h"
@@ -208,6 +210,37 @@ class Travel {
   Buffer host_{2 * kHalf, "a test", device_, MemoryKind::kShared};
   std::unique_ptr<CopyLane> stores_, reloads_;
 };
+
+/// Work of the host on a lane comes behind the copies before it and before those behind it, beside
+/// what the device does meanwhile.
+TEST_F(CudaDeviceTest, TinyLanesHaveTheHostWork) {
+  constexpr int64_t kCount = 1 << 16;
+  const Buffer there(kCount * sizeof(int), "a test", device());
+  const Buffer other(kCount * sizeof(int), "a test", device());
+  const Buffer window(kCount * sizeof(int), "a test", device(), MemoryKind::kShared);
+  const auto lane = device().make_copy_lane();
+  std::vector<int> values(kCount);
+  for (int round = 0; round < 3; ++round) {
+    std::iota(values.begin(), values.end(), round);
+    device().copy(there.data(), values.data(), there.num_bytes());
+    const auto in = lane->give(window.data(), there.data(), there.num_bytes());
+    const auto work = lane->give_work([data = reinterpret_cast<int*>(window.data())] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      for (int64_t i = 0; i < kCount; ++i) data[i] *= 2;
+    });
+    const auto out = lane->give(there.data(), window.data(), there.num_bytes());
+    device().zero(other.data(), other.num_bytes());
+    lane->join(in);
+    lane->join(work);
+    lane->join(out);
+    for (int& value : values) value *= 2;
+    EXPECT_EQ(read(there), values);
+    EXPECT_EQ(read(other), std::vector<int>(kCount, 0));
+  }
+  ASSERT_TRUE(device().begin_recording());
+  EXPECT_THROW(lane->give_work([] {}), InternalError);
+  static_cast<void>(device().end_recording());
+}
 
 /// Copies on lanes come behind the device's work before them and before that behind their joins,
 /// given one by one and in a recording.

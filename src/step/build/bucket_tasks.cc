@@ -3,6 +3,7 @@
 #include <limits>
 #include <optional>
 
+#include "step/build/host_update_tasks.h"
 #include "step/build/parameter_tasks.h"
 #include "step/build/state_tasks.h"
 
@@ -26,7 +27,8 @@ class BucketTasks final : public ParameterTasks {
         runs_(runs),
         options_(options),
         bucket_of_(num_parameters, kNoBucket),
-        states_(writer, exchanges) {
+        states_(writer, exchanges),
+        on_host_(writer, exchanges) {
     for (size_t b = 0; b < exchanges.buckets.size(); ++b) {
       for (const size_t parameter : exchanges.buckets[b].parameters) bucket_of_[parameter] = b;
       order_.push_back(b);
@@ -52,6 +54,7 @@ class BucketTasks final : public ParameterTasks {
       read(task, weights(bucket));
     }
     if (sum_bytes(idx) > 0) write(task, sums());
+    wait_for_places(parameters);
     for (const ProgramParameters::Place& place : parameters.gradients) {
       if (!is_rounded(place)) add_to_gradients(task, bucket_of_[place.parameter]);
     }
@@ -84,8 +87,9 @@ class BucketTasks final : public ParameterTasks {
     add_judge(world, results);
     for (const size_t b : states_.order()) {
       if (!updates_[b]) update_bucket(b);
-      if (exchanges_.shard_state && is_exchanged(b)) start_gathering(b);
+      if (is_gathered(b) && !on_host_.is_on()) start_gathering(b);
     }
+    if (on_host_.is_on()) gather_from_host();
     states_.finish();
     if (!options_.device_judges) return std::nullopt;
     return writer_.wait_for(*judge_);
@@ -96,6 +100,7 @@ class BucketTasks final : public ParameterTasks {
   bool is_exchanged(size_t bucket) const {
     return bucket != kNoBucket && at(bucket).num_ranks() > 1;
   }
+  bool is_gathered(size_t bucket) const { return exchanges_.shard_state && is_exchanged(bucket); }
   std::string name(size_t bucket) const { return bucket_name(at(bucket)); }
   BufferId weights(size_t bucket) {
     return bucket == kNoBucket
@@ -192,10 +197,45 @@ class BucketTasks final : public ParameterTasks {
     states_.begin();
   }
   void update_bucket(size_t bucket) {
+    if (on_host_.is_on()) return start_on_host(bucket);
     states_.before_update(bucket);
     add_update(bucket);
     states_.after_update(bucket);
   }
+  HostUpdateTasks::Buffers touched(size_t bucket) {
+    return {gradients(bucket), states_.at_work(bucket), weights(bucket)};
+  }
+  void start_on_host(size_t bucket) {
+    wait_weights(bucket);
+    Task store{.after = {releases() ? *prepared_ : *judge_},
+               .only_on_update = !options_.device_judges && !releases()};
+    releases() ? add_to_gradients(store, bucket) : read(store, gradients(bucket));
+    updates_[bucket] = on_host_.start(bucket, touched(bucket), std::move(store));
+  }
+  /// All updates are started by now, so that none waits for an exchange.
+  void gather_from_host() {
+    for (const size_t bucket : states_.order()) {
+      if (!is_gathered(bucket)) continue;
+      on_host_.wait_loaded(bucket);
+      start_gathering(bucket);
+    }
+  }
+  /// Gradients that a run is the first to add to may lie where others leave for the host.
+  void wait_for_places(const ProgramParameters& parameters) {
+    if (!on_host_.is_on() || !releases()) return;
+    for (const ProgramParameters::Place& place : parameters.gradients) {
+      const size_t bucket = bucket_of_[place.parameter];
+      if (bucket == kNoBucket || has_gradients_[bucket] != 0) continue;
+      for (size_t other = 0; other < exchanges_.buckets.size(); ++other) {
+        if (shares_place(other, bucket)) on_host_.wait_stored(other);
+      }
+    }
+  }
+  bool shares_place(size_t one, size_t other) const {
+    return at(one).shares_gradients && at(other).shares_gradients &&
+           at(one).group == at(other).group && at(one).turn == at(other).turn;
+  }
+
   /// Of what is complete, the first. Sums over the ranks come first.
   void update_next() {
     const size_t bucket = complete_.front();
@@ -209,10 +249,7 @@ class BucketTasks final : public ParameterTasks {
       const size_t bucket = bucket_of_[place.parameter];
       if (bucket == kNoBucket || !at(bucket).shares_gradients || has_gradients_[bucket] != 0)
         continue;
-      const auto is_there = [&](size_t other) {
-        return at(other).shares_gradients && at(other).group == at(bucket).group &&
-               at(other).turn == at(bucket).turn;
-      };
+      const auto is_there = [&](size_t other) { return shares_place(other, bucket); };
       while (std::ranges::any_of(complete_, is_there)) update_next();
     }
   }
@@ -224,6 +261,9 @@ class BucketTasks final : public ParameterTasks {
     }
     while (!complete_.empty()) update_next();
     states_.finish();
+    for (const size_t bucket : states_.order()) {
+      if (at(bucket).shares_gradients) on_host_.wait_stored(bucket);
+    }
   }
 
   /// After which run each bucket is complete. Buckets of a group start in their order.
@@ -259,10 +299,15 @@ class BucketTasks final : public ParameterTasks {
     return task;
   }
 
+  /// For the weights that the last step left behind.
   void wait_weights(size_t bucket) {
-    if (!options_.trains || !exchanges_.shard_state || !is_exchanged(bucket) ||
-        weight_waits_[bucket])
+    if (!options_.trains || bucket == kNoBucket) return;
+    if (!is_gathered(bucket)) {
+      if (on_host_.is_on())
+        on_host_.wait_for_last_step(bucket, touched(bucket), at(bucket).shares_gradients);
       return;
+    }
+    if (weight_waits_[bucket]) return;
     Task task = exchange(bucket, TaskAction::kGatherBucket, "wait: gather weights",
                          at(bucket).weight_bytes);
     task.phase = TaskPhase::kWait;
@@ -359,6 +404,7 @@ class BucketTasks final : public ParameterTasks {
   std::vector<uint8_t> has_gradients_;  // of this step
   int64_t most_sums_ = 0;               // bytes of a run's, once known
   StateTasks states_;
+  HostUpdateTasks on_host_;
   std::optional<TaskId> judge_, prepared_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "model/batch/model_balance.h"
 #include "step/build/chunk_tasks.h"
@@ -36,6 +37,7 @@ class StepBuilder {
       receive(pass);
       run(pass);
       send(pass);
+      take_place_for_gradients(pass);
     }
     wait_all_sends();
     if (device_judges()) update();
@@ -57,8 +59,8 @@ class StepBuilder {
            std::ranges::all_of(request_.sharding.replicated->buckets, is_whole);
   }
 
-  /// A chunk's place, with what is still being sent from it.
-  using Place = std::pair<int64_t, int64_t>;
+  /// A chunk's place and the direction in which something is still being sent from it.
+  using Place = std::tuple<int64_t, int64_t, PipelinePass>;
 
   int64_t rank() const { return request_.world->rank(); }
   const Communicator& stages() const { return *request_.pipeline.activations; }
@@ -70,7 +72,9 @@ class StepBuilder {
     return stages().rank() == num_stages() - 1 && chunk == request_.pipeline.num_chunks - 1;
   }
   ChunkTasks& chunk(const StepPass& pass) { return chunks_[pass.step.chunk]; }
-  static Place place_of(const StepPass& pass) { return {pass.step.chunk, pass.place}; }
+  static Place place_of(const StepPass& pass, PipelinePass direction) {
+    return {pass.step.chunk, pass.place, direction};
+  }
 
   std::unique_ptr<ParameterTasks> write_parameters() {
     const StepSharding& sharding = request_.sharding;
@@ -93,9 +97,15 @@ class StepBuilder {
     writer_.add(std::move(task));
   }
 
+  /// A forward pass writes hidden states alone. Were it to wait for gradients that are still being
+  /// sent as well, two stages could wait for each other: each receives behind its own pass.
   void take_place(const StepPass& pass) {
-    if (!pass.begins) return;
-    wait_sends(place_of(pass));
+    if (pass.begins) wait_sends(place_of(pass, PipelinePass::kForward));
+  }
+
+  /// Behind a forward pass: the place is to receive gradients, a run ahead of its backward pass.
+  void take_place_for_gradients(const StepPass& pass) {
+    if (pass.begins) wait_sends(place_of(pass, PipelinePass::kBackward));
   }
 
   void wait_sends(const Place& place) {
@@ -148,7 +158,7 @@ class StepBuilder {
     for (const ChunkTasks::Message& one : messages(pass, false)) {
       Task task = message(pass, one, stream++, false);
       read(task, one.buffer);
-      sends_[place_of(pass)].push_back(writer_.start(std::move(task)));
+      sends_[place_of(pass, pass.step.pass)].push_back(writer_.start(std::move(task)));
     }
   }
 
@@ -164,6 +174,7 @@ class StepBuilder {
     // The stage before waits for gradients longer than the stage behind for hidden states.
     send(backward);
     send(forward);
+    take_place_for_gradients(forward);
   }
 
   void run(const StepPass& pass) {
@@ -186,8 +197,10 @@ class StepBuilder {
 
   void finish_pass(const StepPass& pass) {
     const bool forward = pass.step.pass == PipelinePass::kForward;
-    if (trains_ && forward && balances_whole_model(request_.programs.config))
+    if (trains_ && forward && balances_whole_model(request_.programs.config)) {
+      if (is_last(pass.step.chunk)) take_place_for_gradients(pass);  // the sums' are among them
       writer_.add(chunk(pass).sum_balance(pass));
+    }
     if (pass.ends) writer_.add(chunk(pass).publish(pass));
   }
 

@@ -79,10 +79,10 @@ std::vector<ScheduleCase> all_cases() {
 }
 
 /// The plans of all ranks of a pipeline.
-class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
+class PipelinePlans : public ::testing::Test {
  protected:
   ModelConfig config() const {
-    const ScheduleCase& c = GetParam();
+    const ScheduleCase& c = case_;
     ModelConfig config = tiny_config();
     config.num_layers = c.num_stages * c.num_chunks * (c.offload_rate > 0 ? 4 : 1);
     config.mtp_layers = c.mtp_layers;
@@ -90,14 +90,14 @@ class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
     return config;
   }
   PipelineSpec spec() const {
-    const ScheduleCase& c = GetParam();
+    const ScheduleCase& c = case_;
     return {c.kind, c.num_stages, c.num_chunks, c.num_micro_batches, c.split, c.merged};
   }
 
   enum class What : uint8_t { kStep, kEvaluation, kStepOfSlabs };
 
   StepPlan build(int64_t stage, What what = What::kStep) {
-    const ScheduleCase& c = GetParam();
+    const ScheduleCase& c = case_;
     const auto world = make_planned_world(stage, c.num_stages);
     ParallelSpec parallel;
     parallel.layout.pp = c.num_stages;
@@ -135,12 +135,17 @@ class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
   }
   std::vector<StepPlan> build_all(What what = What::kStep) {
     std::vector<StepPlan> plans;
-    for (int64_t stage = 0; stage < GetParam().num_stages; ++stage)
-      plans.push_back(build(stage, what));
+    for (int64_t stage = 0; stage < case_.num_stages; ++stage) plans.push_back(build(stage, what));
     return plans;
   }
 
+  ScheduleCase case_;
   std::vector<int64_t> in_line_, placed_;  // bytes that passes save, by plan built
+};
+
+class BuildStep : public PipelinePlans, public ::testing::WithParamInterface<ScheduleCase> {
+ protected:
+  BuildStep() { case_ = GetParam(); }
 };
 
 /// The passes whose programs a plan runs, each once; those that are merged in the order in which
@@ -159,6 +164,24 @@ std::vector<PipelineStep> passes_of(const StepPlan& plan, bool merged) {
     if (!is_known) passes.push_back(step);
   }
   return passes;
+}
+
+/// Of any numbers of stages, chunks and micro-batches, also such as do not divide each other.
+TEST_F(PipelinePlans, NoStageWaitsForever) {
+  for (const int64_t stages : {2, 3, 4}) {
+    for (const int64_t chunks : {1, 2, 3, 4}) {
+      for (const int64_t micro_batches : {1, 3, 4, 5, 6, 7, 9, 10}) {
+        for (const auto& [split, merged] :
+             {std::pair{false, false}, {true, false}, {false, true}}) {
+          case_ = {PipelineKind::kInterleaved, stages, chunks, micro_batches, split};
+          case_.merged = merged;
+          case_.model_balance = micro_batches % 2 == 0;
+          SCOPED_TRACE(name_of(case_));
+          EXPECT_NO_THROW(check_ranks(build_all()));
+        }
+      }
+    }
+  }
 }
 
 TEST_P(BuildStep, KeepsTheScheduleAndIsRight) {

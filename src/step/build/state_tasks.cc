@@ -17,7 +17,7 @@ StateTasks::StateTasks(PlanWriter& writer, const ReplicatedExchanges& exchanges)
 
 BufferId StateTasks::home(size_t bucket) {
   return writer_.state("moments of " + bucket_name(at(bucket)), at(bucket).state_bytes,
-                       streams() ? Home::kHost : Home::kDevice);
+                       streams() || exchanges_.updates_on_host ? Home::kHost : Home::kDevice);
 }
 
 BufferId StateTasks::at_work(size_t bucket) {

@@ -100,8 +100,8 @@ inline std::vector<LayoutCase> shared_sequence_layouts() {
   };
 }
 
-/// Layouts of each kind of mixer.
-inline std::vector<LayoutCase> mixer_layouts() {
+/// Plain and latent attention.
+inline std::vector<LayoutCase> attention_layouts() {
   using P = ParallelSpec;
   using M = ModelConfig;
   return {
@@ -133,6 +133,14 @@ inline std::vector<LayoutCase> mixer_layouts() {
          m.index = {.top_k = 3, .num_heads = 9, .head_size = 6};
          m.mtp_layers = 1;
        }},
+  };
+}
+
+/// Attention to compressed tokens.
+inline std::vector<LayoutCase> compressed_layouts() {
+  using P = ParallelSpec;
+  using M = ModelConfig;
+  return {
       {"compressed_attention_of_a_ring", 4,
        [](P& p) {
          p.layout.tp = 2;
@@ -177,6 +185,13 @@ inline std::vector<LayoutCase> mixer_layouts() {
          m.index = {.top_k = 2, .num_heads = 9, .head_size = 6};
        },
        true},
+  };
+}
+
+/// Mixers that hand a state from token to token.
+inline std::vector<LayoutCase> scan_layouts() {
+  using P = ParallelSpec;
+  return {
       {"gated_delta", 4,
        [](P& p) {
          p.layout.tp = 2;
@@ -201,6 +216,14 @@ inline std::vector<LayoutCase> mixer_layouts() {
          p.layout.pp = 2;
        },
        make_gated_convolution},
+  };
+}
+
+/// Attention within windows and chunks.
+inline std::vector<LayoutCase> window_layouts() {
+  using P = ParallelSpec;
+  using M = ModelConfig;
+  return {
       {"windows_of_their_own_rotation", 4,
        [](P& p) {
          p.layout.tp = 2;
@@ -232,6 +255,15 @@ inline std::vector<LayoutCase> mixer_layouts() {
          m.temperature_length = 3;
        }},
   };
+}
+
+/// Layouts of each kind of mixer.
+inline std::vector<LayoutCase> mixer_layouts() {
+  std::vector<LayoutCase> all;
+  for (auto& layouts :
+       {attention_layouts(), compressed_layouts(), scan_layouts(), window_layouts()})
+    all.insert(all.end(), layouts.begin(), layouts.end());
+  return all;
 }
 
 }  // namespace tessera::testing

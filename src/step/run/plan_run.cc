@@ -20,6 +20,11 @@ std::string in_task(const std::exception& error, const Task& task) {
   return fmt::format("{} (in the step's task '{}')", error.what(), task.name);
 }
 
+bool is_of_host_update(TaskAction action) {
+  return action == TaskAction::kStoreGradients || action == TaskAction::kUpdate ||
+         action == TaskAction::kLoadWeights;
+}
+
 [[noreturn]] void refuse_task(const Task& task) {
   throw InternalError(fmt::format("'{}' is nothing that a step does", task.name));
 }
@@ -97,6 +102,8 @@ void PlanRun::run_task(TaskId id) {
   if (is_offload(task.action)) return run_copy(id);
   if (task.action == TaskAction::kJudge && task.phase != TaskPhase::kWhole)
     return judge_on_device(task.phase);
+  if (task.phase == TaskPhase::kStart && is_of_host_update(task.action))
+    return parts_.parameters.start_update(task.action, task.subject.unit, input_);
   if (task.phase == TaskPhase::kStart)
     return parts_.parameters.start(task.action, task.subject.unit);
   if (task.phase == TaskPhase::kWait) return parts_.parameters.wait(task.action, task.subject.unit);

@@ -14,6 +14,10 @@ void StepParameters::round_gradients(const ProgramParameters& /*program*/) {
   refuse(TaskAction::kRoundGradients);
 }
 
+void StepParameters::start_update(TaskAction part, int64_t /*unit*/, const StepInput& /*input*/) {
+  refuse(part);
+}
+
 void StepParameters::prepare(const StepInput& /*input*/) {
   refuse(TaskAction::kJudge);
 }
@@ -67,6 +71,9 @@ void ReplicatedParameters::start(TaskAction action, int64_t unit) {
 void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
   if (action == TaskAction::kLoadState) return windows(action).wait_load(unit);
   if (action == TaskAction::kStoreState) return windows(action).wait_store(unit);
+  if (action == TaskAction::kStoreGradients) return optimizer_.wait_stored(unit);
+  if (action == TaskAction::kUpdate) return optimizer_.wait_updated(unit);
+  if (action == TaskAction::kLoadWeights) return optimizer_.wait_loaded(unit);
   if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
   optimizer_.wait_reduction(unit);
@@ -86,12 +93,30 @@ void ReplicatedParameters::finish_gradients() {
   optimizer_.finish_gradients();
 }
 
+/// Those that are released are nowhere else.
+void ReplicatedParameters::settle(int64_t bucket) {
+  if (!optimizer_.releases_gradients()) return;
+  for (const size_t parameter : optimizer_.buckets().at(bucket).parameters)
+    parameters_.settle_gradient(parameter);
+}
+
 void ReplicatedParameters::update(int64_t unit, const StepInput& input) {
-  if (optimizer_.releases_gradients()) {
-    for (const size_t parameter : optimizer_.buckets().at(unit).parameters)
-      parameters_.settle_gradient(parameter);
-  }
+  settle(unit);
   optimizer_.update(unit, input.observer);
+}
+
+void ReplicatedParameters::start_update(TaskAction part, int64_t unit, const StepInput& input) {
+  switch (part) {
+    case TaskAction::kStoreGradients:
+      settle(unit);
+      return optimizer_.store_gradients(unit, input.observer);
+    case TaskAction::kUpdate:
+      return optimizer_.update_on_host(unit, input.observer);
+    case TaskAction::kLoadWeights:
+      return optimizer_.load_weights(unit);
+    default:
+      refuse(part);
+  }
 }
 
 void ReplicatedParameters::give_clip(std::span<const Tensor> losses, const StepInput& input) {

@@ -33,6 +33,9 @@ class StepParameters {
   virtual void discard() = 0;
   /// A bucket's update, or that of all where `unit` is -1.
   virtual void update(int64_t unit, const StepInput& input) = 0;
+  /// Where the host updates: starts a part of a bucket's update (kStoreGradients, kUpdate,
+  /// kLoadWeights), for which wait() waits.
+  virtual void start_update(TaskAction part, int64_t unit, const StepInput& input);
 
   /// Where the device judges, as ShardedOptimizer's.
   virtual void prepare(const StepInput& input);
@@ -80,6 +83,7 @@ class ReplicatedParameters final : public StepParameters {
   StepResult judge(const StepInput& input) override { return optimizer_.judge(input); }
   void discard() override { optimizer_.discard_gradients(); }
   void update(int64_t unit, const StepInput& input) override;
+  void start_update(TaskAction part, int64_t unit, const StepInput& input) override;
   void prepare(const StepInput& input) override { optimizer_.prepare(input); }
   void give_factors() override { optimizer_.give_factors(); }
   void give_clip(std::span<const Tensor> losses, const StepInput& input) override;
@@ -88,6 +92,7 @@ class ReplicatedParameters final : public StepParameters {
 
  private:
   StateWindows& windows(TaskAction action) const;
+  void settle(int64_t bucket);
 
   ParameterSet& parameters_;
   ShardedOptimizer& optimizer_;

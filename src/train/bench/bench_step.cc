@@ -137,7 +137,7 @@ class StepBench {
     runner_.emplace(model_, layout_.pipeline, state_.step_parameters());
     feed_.emplace(make_batches(settings_),
                   loss_scales(settings_, settings_.train.num_micro_batches(), tokens_of_step()));
-    steps_.emplace(*runner_, plan_, records_whole_steps(layout_, model_), &*feed_);
+    steps_.emplace(*runner_, plan_, records_whole_steps(settings_, layout_, model_), &*feed_);
   }
 
   /// Returns the seconds of a step. A GPU may still be updating then: of consecutive steps each has
@@ -156,6 +156,7 @@ class StepBench {
       update_expert_biases(state_.experts(), settings_.model.moe.bias_update_speed);
     num_waits_ = device.num_waits() - waits;
     host_seconds_ = seconds_since(start) - (device.waited_seconds() - waited);
+    if (update_observer) state_.wait_weights();
     device.synchronize();
     return seconds_since(start);
   }

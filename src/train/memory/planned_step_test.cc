@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <tuple>
 
 #include "core/random.h"
 #include "core/testing/case_share.h"
@@ -115,17 +117,22 @@ TEST(PlannedStep, CountsTheMemoryThatTrainingTakes) {
   }
 }
 
-/// Layers' gradients in turn, and state from the host.
-StepPlan plan_released(bool state_on_host, int64_t rank = 0, int64_t num_ranks = 1) {
+Settings small_layers() {
   Settings settings = without_data({});
   settings.model.vocab_size = 64;
   settings.model.hidden_size = 64;
   settings.model.num_layers = 5;
   settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 64};
   settings.data.sequence_length = 64;
+  settings.run.device = DeviceChoice::kCpu;
+  return settings;
+}
+
+/// Layers' gradients in turn, and state from the host.
+StepPlan plan_released(bool state_on_host, int64_t rank = 0, int64_t num_ranks = 1) {
+  Settings settings = small_layers();
   settings.train.max_grad_norm = 0;
   settings.train.micro_batch = settings.train.global_batch / 4;
-  settings.run.device = DeviceChoice::kCpu;
   settings.shard.release_gradients = true;
   settings.shard.state_on_host = state_on_host;
   settings.train.micro_batch /= num_ranks;
@@ -224,6 +231,128 @@ TEST(ReleasedStep, BringsStateFromTheHostBesideTheRuns) {
     EXPECT_GE(
         std::ranges::count_if(runs, [&](TaskId run) { return loads[i] < run && run < updates[i]; }),
         1);
+  }
+}
+
+/// Buckets that the host updates; two micro-batches of small layers.
+StepPlan plan_on_host(bool releases, int64_t rank = 0, int64_t num_ranks = 1) {
+  Settings settings = small_layers();
+  settings.train.precision = Precision::kBF16;
+  settings.train.max_grad_norm = releases ? 0 : 1;
+  settings.train.micro_batch = settings.train.global_batch / 2 / num_ranks;
+  settings.shard.release_gradients = releases;
+  settings.shard.bucket_bytes = 1 << 16;
+  settings.shard.state_on_host = settings.shard.updates_on_host = true;
+  return plan_step(settings, plan_rank(settings, rank, num_ranks));
+}
+
+constexpr TaskAction kHostUpdate[] = {TaskAction::kStoreGradients, TaskAction::kUpdate,
+                                      TaskAction::kLoadWeights};
+
+/// Each bucket's gradients go, then it is updated, then its weights come back, on lanes of their
+/// own, and nothing of the state travels.
+TEST(HostUpdateStep, SendsGradientsAndTakesWeights) {
+  for (const bool releases : {false, true}) {
+    const StepPlan plan = plan_on_host(releases);
+    check_plan(plan);
+    std::array<std::vector<TaskId>, 3> starts;
+    for (size_t i = 0; i < starts.size(); ++i) {
+      starts[i] = find_all(plan, kHostUpdate[i], TaskPhase::kStart);
+      EXPECT_EQ(find_all(plan, kHostUpdate[i], TaskPhase::kWait).size(), starts[i].size());
+    }
+    ASSERT_GT(starts[0].size(), 5);
+    ASSERT_EQ(starts[1].size(), starts[0].size());
+    ASSERT_EQ(starts[2].size(), starts[0].size());
+    int64_t to_host = 0, from_host = 0, state = 0;
+    for (size_t i = 0; i < starts[0].size(); ++i) {
+      const auto& [store, update, load] =
+          std::tuple(plan.tasks[starts[0][i]], plan.tasks[starts[1][i]], plan.tasks[starts[2][i]]);
+      EXPECT_EQ(update.after, std::vector{starts[0][i]});
+      EXPECT_EQ(load.after, std::vector{starts[1][i]});
+      EXPECT_EQ(plan.lanes[store.lane].kind, LaneKind::kStores);
+      EXPECT_EQ(plan.lanes[update.lane].kind, LaneKind::kHostUpdates);
+      EXPECT_EQ(plan.lanes[load.lane].kind, LaneKind::kReloads);
+      for (const BufferId buffer : update.writes)
+        EXPECT_EQ(plan.storages[plan.buffers[buffer].storage].home, Home::kHost);
+      to_host += store.bytes;
+      from_host += load.bytes;
+      state += update.bytes / 2;
+    }
+    // Gradients in F32 and weights in BF16, of which norms and routers are F32 and their own
+    // masters, which go too; moments and masters stay.
+    EXPECT_LT(to_host, 1.05 * state / 3);
+    EXPECT_LT(from_host, 1.05 * state / 6);
+    EXPECT_TRUE(find_all(plan, TaskAction::kLoadState, TaskPhase::kStart).empty());
+    // A window is taken again when it is left.
+    for (size_t i = 2; i < starts[0].size(); ++i) {
+      const Task& store = plan.tasks[starts[0][i]];
+      const auto same_window = std::find_if(starts[2].rbegin(), starts[2].rend(), [&](TaskId load) {
+        return load < starts[0][i] && plan.tasks[load].subject.unit % 2 == store.subject.unit % 2;
+      });
+      if (same_window == starts[2].rend()) continue;
+      EXPECT_NE(std::ranges::find(store.after, *same_window), store.after.end());
+    }
+  }
+}
+
+/// The next step's passes begin while the host updates: each waits for the weights that it reads.
+TEST(HostUpdateStep, GoesOnBesideTheNextStepsPasses) {
+  const StepPlan plan = plan_on_host(false);
+  const auto runs = find_all(plan, TaskAction::kRunProgram, TaskPhase::kWhole);
+  const auto waits = find_all(plan, TaskAction::kLoadWeights, TaskPhase::kWait);
+  const auto starts = find_all(plan, TaskAction::kLoadWeights, TaskPhase::kStart);
+  EXPECT_LT(runs.back(), starts.front());
+  EXPECT_LT(waits.front(), runs.front());
+  int num_behind = 0;
+  for (const TaskId wait : waits) {
+    EXPECT_GT(*plan.tasks[wait].started_by, wait);
+    num_behind += wait > runs[2] ? 1 : 0;
+    // Its first reader comes before it then.
+    const auto reader = std::ranges::upper_bound(runs, wait);
+    ASSERT_NE(reader, runs.end());
+    EXPECT_THROW(check_plan(move_task(plan, wait, *reader)), InternalError);
+  }
+  EXPECT_GE(num_behind, 2);
+  // Gradients are overwritten when they have left.
+  for (const TaskId wait : find_all(plan, TaskAction::kStoreGradients, TaskPhase::kWait))
+    EXPECT_THROW(check_plan(move_task(plan, wait, runs.back())), InternalError);
+}
+
+/// A layer's gradients leave beside the passes, and the next ones wait for that alone.
+TEST(HostUpdateStep, ReleasesGradientsWhenTheyHaveLeft) {
+  const StepPlan plan = plan_on_host(true);
+  const auto runs = find_all(plan, TaskAction::kRunProgram, TaskPhase::kWhole);
+  const auto stores = find_all(plan, TaskAction::kStoreGradients, TaskPhase::kStart);
+  const auto loads = find_all(plan, TaskAction::kLoadWeights, TaskPhase::kWait);
+  int num_beside = 0;
+  for (const TaskId wait : find_all(plan, TaskAction::kStoreGradients, TaskPhase::kWait)) {
+    const TaskId start = *plan.tasks[wait].started_by;
+    if (start > wait) continue;
+    const auto next = std::ranges::upper_bound(runs, wait);
+    if (next == runs.end()) continue;
+    ++num_beside;
+    EXPECT_THROW(check_plan(move_task(plan, wait, *next)), InternalError);
+  }
+  EXPECT_GE(num_beside, 3);
+  EXPECT_LT(stores.front(), runs.back());
+  for (const TaskId wait : loads) EXPECT_GT(*plan.tasks[wait].started_by, wait);
+}
+
+/// Of several ranks each bucket is gathered when its weights are there, in one order.
+TEST(HostUpdateStep, GathersWeightsThatCameBack) {
+  for (const bool releases : {false, true}) {
+    std::vector<StepPlan> plans;
+    for (int64_t rank = 0; rank < 2; ++rank) plans.push_back(plan_on_host(releases, rank, 2));
+    EXPECT_NO_THROW(check_ranks(plans));
+    const StepPlan& plan = plans.front();
+    const auto gathers = find_all(plan, TaskAction::kGatherBucket, TaskPhase::kStart);
+    const auto waits = find_all(plan, TaskAction::kLoadWeights, TaskPhase::kWait);
+    const auto starts = find_all(plan, TaskAction::kStoreGradients, TaskPhase::kStart);
+    ASSERT_EQ(gathers.size(), starts.size());
+    ASSERT_EQ(waits.size(), starts.size());
+    EXPECT_LT(starts.back(), gathers.front());
+    for (size_t i = 0; i < gathers.size(); ++i)
+      EXPECT_THROW(check_plan(move_task(plan, waits[i], gathers[i])), InternalError);
   }
 }
 

@@ -133,8 +133,8 @@ class RankWriter {
       for (const Id started : started_[*task.started_by]) waited_.push_back(started);
       return;
     }
-    if (lane.kind == LaneKind::kStores || lane.kind == LaneKind::kReloads) {
-      started_[id] = {copy(task, work, lane.kind == LaneKind::kStores)};
+    if (goes_beside(lane)) {
+      started_[id] = {beside(task, work, lane.kind)};
     } else if (communicates(lane)) {
       started_[id] = start_all(task, work, lane);
       if (task.phase == TaskPhase::kWhole) {
@@ -185,14 +185,15 @@ class RankWriter {
   }
 
   /// Behind what its lane did before, and all that was waited for.
-  Message begin(NodeType type, std::string_view name, double seconds, std::optional<Id> before) {
+  Message begin(NodeType type, std::string_view name, double seconds,
+                const std::vector<Id>& before = {}) {
     Message node;
     node.number(kId, next_);
     node.text(kName, name);
     node.number(kType, static_cast<uint64_t>(type));
     std::vector<Id> needs = waited_;
     if (computed_) needs.push_back(*computed_);
-    if (before) needs.push_back(*before);
+    needs.insert(needs.end(), before.begin(), before.end());
     std::ranges::sort(needs);
     needs.erase(std::unique(needs.begin(), needs.end()), needs.end());
     node.numbers(kControlDependencies, needs);
@@ -207,7 +208,7 @@ class RankWriter {
   }
 
   void compute(std::string_view name, double seconds) {
-    const Message node = begin(NodeType::kCompute, name, seconds, std::nullopt);
+    const Message node = begin(NodeType::kCompute, name, seconds);
     waited_.clear();
     computed_ = end(node);
   }
@@ -219,7 +220,7 @@ class RankWriter {
     const auto last = last_.find(number);
     Message node = begin(NodeType::kCollective,
                          fmt::format("{} {}, {}", comm_kind_name(kind), group.name, name), seconds,
-                         last == last_.end() ? std::nullopt : std::optional(last->second));
+                         last == last_.end() ? std::vector<Id>() : std::vector{last->second});
     node.message(kAttribute, attribute("comm_type", kInt64, collective_number(kind)));
     node.message(kAttribute, attribute("comm_size", kInt64, rounded(bytes)));
     node.message(kAttribute, attribute("pg_name", std::to_string(number)));
@@ -231,8 +232,7 @@ class RankWriter {
     const int64_t peer = lane.ranks.at(task.subject.peer);
     const int64_t from = sends ? plan_.rank : peer;
     const int64_t to = sends ? peer : plan_.rank;
-    Message node =
-        begin(sends ? NodeType::kSend : NodeType::kReceive, task.name, work.seconds, std::nullopt);
+    Message node = begin(sends ? NodeType::kSend : NodeType::kReceive, task.name, work.seconds);
     node.message(kAttribute, attribute("comm_src", kInt64, static_cast<uint64_t>(from)));
     node.message(kAttribute, attribute("comm_dst", kInt64, static_cast<uint64_t>(to)));
     const uint64_t size = sends ? rounded(work.bytes) : received_bytes(task);
@@ -253,13 +253,20 @@ class RankWriter {
     return 2 * number + (lane == "pp" ? 0 : 1);
   }
 
-  Id copy(const Task& task, const TaskWork& work, bool stores) {
-    std::optional<Id>& last = stores ? stored_ : loaded_;
-    Message node =
-        begin(stores ? NodeType::kStore : NodeType::kLoad, task.name, work.seconds, last);
-    node.message(kAttribute, attribute("tensor_size", kInt64, static_cast<uint64_t>(task.bytes)));
-    last = end(node);
-    return *last;
+  /// What goes beside all else follows its lane, and what it is to come after.
+  Id beside(const Task& task, const TaskWork& work, LaneKind lane) {
+    const bool updates = lane == LaneKind::kHostUpdates;
+    const NodeType type = updates                     ? NodeType::kCompute
+                          : lane == LaneKind::kStores ? NodeType::kStore
+                                                      : NodeType::kLoad;
+    std::vector<Id> before;
+    if (const auto last = beside_.find(lane); last != beside_.end()) before.push_back(last->second);
+    for (const TaskId after : task.after)
+      before.insert(before.end(), started_[after].begin(), started_[after].end());
+    Message node = begin(type, task.name, work.seconds, before);
+    if (!updates)
+      node.message(kAttribute, attribute("tensor_size", kInt64, static_cast<uint64_t>(task.bytes)));
+    return beside_[lane] = end(node);
   }
 
   static uint64_t rounded(double bytes) {
@@ -271,11 +278,10 @@ class RankWriter {
   GroupNumbers& groups_;
   std::string file_;
   Id next_ = 0;
-  std::optional<Id> computed_;  // the last computation
-  std::optional<Id> stored_;
-  std::optional<Id> loaded_;
-  std::vector<Id> waited_;     // since then
-  std::map<size_t, Id> last_;  // by group
+  std::optional<Id> computed_;     // the last computation
+  std::map<LaneKind, Id> beside_;  // the last of each lane
+  std::vector<Id> waited_;         // since then
+  std::map<size_t, Id> last_;      // by group
   std::map<TaskId, std::vector<Id>> started_;
   std::map<std::pair<int64_t, int64_t>, std::vector<Id>> inside_;  // by chunk and place
   std::map<std::tuple<std::string, int64_t, int64_t>, uint64_t> tags_;

@@ -76,6 +76,25 @@ TEST(SimulatedStep, HasSharesThatComeToIt) {
   }
 }
 
+/// The last stage has a large head and few layers: others take longer with two or three
+/// micro-batches, for their gradients and state, and it takes longer with all.
+TEST(SimulatedStep, StagesByThemselvesTakeWhatTheyCompute) {
+  constexpr int64_t kRanks = 64;
+  const Settings settings = settings_to_plan(
+      {"--model.preset=gpt-oss-120b", "--model.vocab_size=201088", "--model.num_layers=36",
+       "--moe.num_experts=128", "--run.device=cuda", "--train.precision=bf16",
+       "--data.sequence_length=4096", "--train.global_batch=1280", "--parallel.pp=8",
+       "--parallel.ep=4", "--train.memory_limit=none"});
+  const StepWork work(load_hardware("h100-ib"));
+  const std::vector<int64_t> ranks = first_ranks(settings, kRanks);
+  StageSimulation some(settings, kRanks, {ranks[0], ranks[1], ranks.back()});
+  const SimulatedStep alone = some.run_alone(work, 1);
+  for (const SimulatedStage& stage : alone.stages)
+    EXPECT_LE(stage.shares.computed, alone.seconds * (1 + 1e-9)) << stage.rank;
+  const double whole = simulate_step(settings, kRanks, work, 1).seconds;
+  EXPECT_GT(alone.seconds, 0.85 * whole);
+}
+
 TEST(SimulatedStep, PredictsTheMemoryThatInspectShows) {
   for (const LayoutCase& one : layout_cases()) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(one.overrides, " ")));
@@ -200,6 +219,36 @@ TEST(SimulatedStep, RecomputationTakesTime) {
   EXPECT_GT(recomputed.seconds, 1.1 * kept.seconds);
   EXPECT_LT(recomputed.seconds, 1.5 * kept.seconds);
   EXPECT_LT(recomputed.fullest().memory.total(), kept.fullest().memory.total());
+}
+
+/// Steps wait for what the host updates behind the passes, at the rate of its memory, which ranks
+/// of a node share.
+TEST(SimulatedStep, WaitsForUpdatesOnTheHost) {
+  const Settings settings = settings_to_plan(
+      {"--optim.offload=true", "--optim.update=host", "--optim.bucket_bytes=100000"});
+  Hardware machine = small_machine();
+  machine.on_host = false;
+  const auto simulated = [&](double gbs, int64_t num_ranks) {
+    machine.host_update_gbs = gbs;
+    return simulate_step(settings, num_ranks, StepWork(machine), flops_of(settings));
+  };
+  const auto update_bytes = [&](int64_t num_ranks) {
+    double bytes = 0;
+    const PlannedRank planned = plan_rank(settings, 0, num_ranks);
+    for (const Task& task : plan_step(settings, planned).tasks)
+      bytes += task.action == TaskAction::kUpdate ? static_cast<double>(task.bytes) : 0;
+    return bytes;
+  };
+  const double fast = simulated(1e4, 1).seconds;
+  EXPECT_LT(fast, simulated(1, 1).seconds);
+  for (const int64_t num_ranks : {1, 2}) {
+    const SimulatedStep slow = simulated(0.02, num_ranks);
+    const SimulatedStep slower = simulated(0.01, num_ranks);
+    const double expected = update_bytes(num_ranks) * static_cast<double>(num_ranks) / 0.02e9;
+    EXPECT_NEAR(slower.seconds - slow.seconds, expected, 0.02 * expected);
+    const StepShares& shares = slow.stages[0].shares;
+    EXPECT_NEAR(shares.total(), slow.seconds, 0.02 * slow.seconds);
+  }
 }
 
 /// Tasks of a lane follow each other, and a stage never has less than nothing alive.

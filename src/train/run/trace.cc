@@ -37,6 +37,8 @@ UpdateObserver TraceRecorder::update_observer() {
   return [this](std::string_view name, Clock::time_point begin, Clock::time_point end) {
     events_.push_back({.name = std::string(name),
                        .program = "update",
+                       .attributes = "",
+                       .row = name == Optimizer::kOnHost ? Row::kHostUpdates : Row::kComputation,
                        .begin = microseconds(begin),
                        .duration = microseconds(end) - microseconds(begin)});
   };
@@ -114,6 +116,8 @@ std::vector<std::string> TraceRecorder::place_communications(
 std::string TraceRecorder::to_json(int64_t rank) const {
   std::vector<Communication> communications;
   std::vector<std::string> rows = {"steps", "tasks", "computation"};
+  const auto is_host_update = [](const Event& event) { return event.row == Row::kHostUpdates; };
+  if (std::ranges::any_of(events_, is_host_update)) rows.emplace_back("host updates");
   const auto tracks = place_communications(std::ssize(rows), communications);
   rows.insert(rows.end(), tracks.begin(), tracks.end());
   std::vector<std::string> parts = {name_process(rank).dump()};

@@ -49,7 +49,7 @@ class TraceRecorder {
   std::string to_json(int64_t rank) const;
 
  private:
-  enum class Row : uint8_t { kSteps, kTasks, kComputation };
+  enum class Row : uint8_t { kSteps, kTasks, kComputation, kHostUpdates };
   struct Event {
     std::string name;
     std::string program;

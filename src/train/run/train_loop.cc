@@ -191,6 +191,7 @@ class TrainLoop {
     }
     if (trace_ &&
         (done == 1 + request_.trace_steps || trainer_.position().step == settings_.train.steps)) {
+      trainer_.state().wait_weights();            // so that the host's last updates are known
       trainer_.backend().device().synchronize();  // which tells of the last update
       write_trace(*trace_, request_.trace, *trainer_.layout().world);
       note(fmt::format("trace: {}", request_.trace));

@@ -159,15 +159,17 @@ int64_t count_operators(const RunLayout& layout, const TrainingModel& model, boo
   return operators;
 }
 
-int64_t graph_bytes(const RunLayout& layout, const TrainingModel& model) {
-  const int64_t operators = count_operators(layout, model, records_whole_steps(layout, model));
+int64_t graph_bytes(const Settings& settings, const RunLayout& layout, const TrainingModel& model) {
+  const int64_t operators =
+      count_operators(layout, model, records_whole_steps(settings, layout, model));
   return align_up(operators * kOperatorBytes, kGraphPage);
 }
 
 }  // namespace
 
-bool records_whole_steps(const RunLayout& layout, const TrainingModel& model) {
-  return layout.num_ranks() == 1 &&
+bool records_whole_steps(const Settings& settings, const RunLayout& layout,
+                         const TrainingModel& model) {
+  return layout.num_ranks() == 1 && !settings.shard.updates_on_host &&
          count_operators(layout, model, /*whole_steps=*/true) <= kMostInStep;
 }
 
@@ -178,7 +180,8 @@ DeviceOverhead predict_overhead(const Settings& settings, const RunLayout& layou
   DeviceOverhead overhead{.kernels = kKernelBytes,
                           .communication = communication_bytes(settings, layout)};
   if (groups_are_made) overhead.communication -= bytes_of_made_groups(settings, layout);
-  if (settings.run.cuda_graphs != GraphMode::kOff) overhead.graphs = graph_bytes(layout, model);
+  if (settings.run.cuda_graphs != GraphMode::kOff)
+    overhead.graphs = graph_bytes(settings, layout, model);
   return overhead;
 }
 

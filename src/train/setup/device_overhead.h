@@ -17,8 +17,10 @@ struct DeviceOverhead {
 };
 
 /// Whether steps are short enough to be recorded as a whole, where nothing in them needs the host:
-/// a rank alone, and not so many operators that they would take much memory.
-bool records_whole_steps(const RunLayout& layout, const TrainingModel& model);
+/// a rank alone, which updates on its device, and not so many operators that they would take much
+/// memory.
+bool records_whole_steps(const Settings& settings, const RunLayout& layout,
+                         const TrainingModel& model);
 
 /// All that a run will take in a process that has called no kernels but those of matrix products;
 /// of a layout whose groups NCCL has made already, what comes on top.

@@ -100,7 +100,8 @@ ShardingOptions ShardSettings::replicated() const {
           .bucket_bytes = bucket_bytes,
           .reduction = {.compression = compression},
           .release_gradients = release_gradients,
-          .state_on_host = state_on_host};
+          .state_on_host = state_on_host,
+          .updates_on_host = updates_on_host};
 }
 
 FullShardingOptions ShardSettings::full() const {
@@ -201,6 +202,18 @@ void validate_release(const Settings& settings) {
           "train.on_nonfinite is \"skip\", but {}, so that a step cannot be left out; set "
           "train.on_nonfinite = \"stop\"",
           kWhy);
+}
+
+void validate_host_updates(const Settings& settings) {
+  if (!settings.shard.updates_on_host) return;
+  require(settings.shard.state_on_host,
+          "optim.update is \"host\", but optim.offload is false, with which the state is in the "
+          "device's memory; set optim.offload = true, or optim.update = \"device\"");
+  require(
+      settings.optimizer_kind == OptimizerKind::kAdamW,
+      "optim.update = \"host\" is for optim.name = \"adamw\", and optim.name is \"muon\", whose "
+      "products of matrices would take the host's threads far longer than a device takes with "
+      "state that is streamed; set optim.update = \"device\"");
 }
 
 void validate_qk_clip(const Settings& settings) {
@@ -393,6 +406,7 @@ void validate(const Settings& settings) {
   validate_state_formats(settings);
   validate_optimizer(settings);
   validate_release(settings);
+  validate_host_updates(settings);
   validate_qk_clip(settings);
   validate_adapters(settings);
   validate_layer_scalars(settings);

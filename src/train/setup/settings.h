@@ -161,6 +161,7 @@ struct ShardSettings {
   DType gradients = DType::kF32;   ///< of layers' weights, or BF16
   bool release_gradients = false;  ///< as ShardingOptions'
   bool state_on_host = false;
+  bool updates_on_host = false;  ///< by the host's threads, where the state is there
 
   ShardingOptions replicated() const;
   FullShardingOptions full() const;

@@ -436,6 +436,10 @@ void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
   schema.add("optim.offload", &shard.state_on_host,
              "Keep the optimizer's state in the host's memory, from where it comes to the device "
              "for the updates, with shard = none or state");
+  schema.add_enum("optim.update", &shard.updates_on_host, {{"device", false}, {"host", true}},
+                  "Who updates with offload = true: the device, to which the state comes, or the "
+                  "host's threads, to which gradients go and from which weights come back, with "
+                  "name = adamw");
 }
 
 }  // namespace

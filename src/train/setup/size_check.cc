@@ -78,8 +78,8 @@ void require_host_memory(int64_t num_bytes, int64_t machine_bytes, std::string_v
 void require_pinnable(int64_t num_bytes, int64_t machine_bytes) {
   require(
       machine_bytes <= 0 || num_bytes <= machine_bytes,
-      "train.offload and optim.offload would bring {} to the host's memory, all of it pinned, and "
-      "this machine has {}; name fewer values or layers, or keep optimizer state in fewer bits",
+      "train.offload and optim.offload would bring {} to the host's memory, and this machine has "
+      "{}; name fewer values or layers, or keep optimizer state in fewer bits",
       format_bytes(num_bytes), format_bytes(machine_bytes));
 }
 

@@ -239,6 +239,9 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   const ShardingOptions sharding = sharding_of(settings, run);
   const StateFormats& formats = settings.optimizer.formats;
   const int64_t state = ShardedOptimizer::state_bytes(places, replicated, sharding, formats);
+  const int64_t on_host = sharding.state_on_host ? state + ShardedOptimizer::host_window_bytes(
+                                                               places, replicated, sharding)
+                                                 : 0;
   const int64_t at_work =
       sharding.state_on_host ? ShardedOptimizer::window_bytes(places, replicated, sharding, formats)
                              : state;
@@ -247,7 +250,7 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
                        ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
           .optimizer = at_work + ShardedOptimizer::workspace_bytes(places, replicated, sharding,
                                                                    settings.optimizer, backend),
-          .on_host = sharding.state_on_host ? state : 0};
+          .on_host = on_host};
 }
 
 int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout& run) {
@@ -307,12 +310,13 @@ ModelState::Bytes ModelState::bytes() const {
   if (sharded_) return sum_up(sharded_->bytes());
   const ParameterSet::Bytes sizes = parameters_.bytes();
   const StateWindows* const windows = replicated_->windows();
+  const bool on_host = windows != nullptr || replicated_->updates_on_host();
   const int64_t state = replicated_->state_bytes();
+  const int64_t at_work = windows != nullptr ? windows->window_bytes() : 0;
   return {.weights = sizes.weights,
           .gradients = sizes.gradients + replicated_->staging_bytes(),
-          .optimizer = (windows != nullptr ? windows->window_bytes() : state) +
-                       replicated_->workspace_bytes(),
-          .on_host = windows != nullptr ? state : 0};
+          .optimizer = (on_host ? at_work : state) + replicated_->workspace_bytes(),
+          .on_host = on_host ? state + replicated_->host_window_bytes() : 0};
 }
 
 ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world,

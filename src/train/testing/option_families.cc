@@ -371,6 +371,8 @@ constexpr OptionFamily kFamilies[] = {
     {"no_sharding", [](Settings& s) { s.shard.scope = ShardScope::kNone; }},
     {"state_on_host", [](Settings& s) { s.shard.state_on_host = true;
                                         s.shard.bucket_bytes = 1 << 14; }},
+    {"updates_on_host", [](Settings& s) { s.shard.state_on_host = s.shard.updates_on_host = true;
+                                          s.shard.bucket_bytes = 1 << 14; }},
     {"rounded_gradients", [](Settings& s) { s.shard.gradients = DType::kBF16;
                                             s.train.micro_batch = 1;
                                             s.train.max_grad_norm = 0.1; }},

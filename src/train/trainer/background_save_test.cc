@@ -136,6 +136,9 @@ TEST_P(SavedBytes, AreThoseOfTheMomentOnADeviceThatCopiesBesideItsWork) {
     variants.push_back(GetParam());
     variants.back().name = "state-on-host";
     variants.back().shard.state_on_host = true;
+    variants.push_back(variants.back());
+    variants.back().name = "updates-on-host";
+    variants.back().shard.updates_on_host = true;
   }
   for (const testing::NamedLayout& variant : variants) {
     settings.shard = variant.shard;

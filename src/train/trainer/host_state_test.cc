@@ -4,13 +4,9 @@
 
 #include <cmath>
 
-#include "core/testing/case_share.h"
 #include "train/setup/replica_groups.h"
-#include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
-#include "train/testing/random_layout.h"
-#include "train/testing/shadow_devices.h"
-#include "train/testing/tiny_run.h"
+#include "train/trainer/host_state_testing.h"
 #include "train/verify/verify.h"
 
 namespace tessera {
@@ -19,14 +15,11 @@ namespace {
 using testing::expect_same_state;
 using ::testing::HasSubstr;
 using testing::make_trainer;
+using testing::may_offload;
 using testing::NamedLayout;
 using testing::RunEnd;
 using testing::TemporaryFolder;
 using ::testing::ThrowsMessage;
-
-bool may_offload(const ShardSettings& shard, int64_t num_ranks) {
-  return shard.scope != ShardScope::kFull || num_ranks == 1;
-}
 
 class HostState : public ::testing::TestWithParam<NamedLayout> {};
 
@@ -54,19 +47,12 @@ TEST_P(HostState, GivesTheBitsOfTheDevices) {
 TEST_P(HostState, ContinuesFromTheDevicesAndBack) {
   if (!may_offload(GetParam().shard, GetParam().num_ranks)) GTEST_SKIP() << "full sharding";
   const TemporaryFolder folder;
-  Settings settings = testing::settings_for_layouts(folder.file(""));
-  settings.run.folder = folder.file("whole");
-  const RunEnd whole = testing::run_steps(settings, GetParam(), 3, false);
-  for (const bool first : {false, true}) {
-    settings.run.folder = folder.file(first ? "host-first" : "device-first");
-    NamedLayout layout = GetParam();
-    layout.shard.state_on_host = first;
-    testing::run_steps(settings, layout, 2, true);
-    layout.shard.state_on_host = !first;
-    const RunEnd end = testing::run_steps(settings, layout, 3, false);
-    EXPECT_EQ(end.losses.back(), whole.losses.back());
-    EXPECT_EQ(end.weights, whole.weights);
-  }
+  NamedLayout on_device = GetParam();
+  on_device.shard.state_on_host = false;
+  NamedLayout on_host = GetParam();
+  on_host.shard.state_on_host = true;
+  testing::expect_same_when_changed(testing::settings_for_layouts(folder.file("")), folder,
+                                    on_device, on_host, choose_host);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -76,23 +62,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 /// All layouts and optimizers, formats of their state, masters.
 TEST(RandomHostState, GivesTheBitsOfTheDevices) {
-  const TemporaryFolder folder;
-  int num_cases = 0;
-  for (uint64_t seed = 901; seed < 901 + testing::share_of_count<uint64_t>(20); ++seed) {
-    testing::RandomLayout layout = testing::draw_layout(seed, 6);
-    Settings& settings = layout.settings;
-    if (!may_offload(settings.shard, layout.num_ranks)) continue;
-    testing::prepare_run(layout, 2, folder.file(fmt::format("{}", seed)));
-    NamedLayout named{"", layout.num_ranks, settings.parallel, settings.shard};
-    SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
-    named.shard.state_on_host = false;
-    const RunEnd on_device = testing::run_steps(settings, named, 2, false);
-    named.shard.state_on_host = true;
-    testing::expect_same_end(testing::run_steps(settings, named, 2, false, testing::choose_shadow),
-                             on_device);
-    ++num_cases;
-  }
-  EXPECT_GT(num_cases, testing::share_of_count(8));
+  testing::expect_same_on_random_layouts(
+      901, 20, 2, [](const Settings& /*all*/) { return true; },
+      [](ShardSettings& shard) { shard.state_on_host = true; });
 }
 
 /// A run on one rank whose steps need nothing that released gradients lack, and whose sums come in
@@ -135,6 +107,7 @@ TEST_P(ReleasedGradients, GiveTheBitsOfThoseThatStay) {
   if (settings.model.mtp_layers > 0) settings.train.micro_batch = settings.train.global_batch;
   settings.parallel.schedule = PipelineKind::kGpipe;
   settings.shard.release_gradients = settings.shard.state_on_host = false;
+  settings.shard.updates_on_host = false;
   settings.shard.gradients = DType::kF32;
   settings.qk_clip = 0;
   testing::write_tokens(settings);

@@ -171,6 +171,11 @@ TEST_F(PrimaryWeights, LearnAlikeWhereDevicesMultiplyFp8) {
   const NamedLayout state_on_host{"state_on_host", 1, {}, {.state_on_host = true}};
   testing::expect_same_end(
       testing::run_steps(on_host, state_on_host, 2, false, testing::choose_shadow), found);
+  Settings by_host = settings("updates_on_host");
+  const NamedLayout updates_on_host{
+      "updates_on_host", 1, {}, {.state_on_host = true, .updates_on_host = true}};
+  testing::expect_same_end(
+      testing::run_steps(by_host, updates_on_host, 2, false, testing::choose_shadow), found);
 }
 
 TEST_F(PrimaryWeights, TakeOneByteEachAsPredicted) {

@@ -133,6 +133,11 @@ INSTANTIATE_TEST_SUITE_P(
         ClipLayout{"state_on_host", 2, [](Settings& s) { s.parallel.layout.dp = 2;
                                                          s.shard.state_on_host = true;
                                                          s.shard.bucket_bytes = 4096; }},
+        ClipLayout{"updates_on_host", 2, [](Settings& s) {
+          s.parallel.layout.dp = 2;
+          s.optimizer_kind = OptimizerKind::kAdamW;
+          s.shard.state_on_host = s.shard.updates_on_host = true;
+          s.shard.bucket_bytes = 4096; }},
         ClipLayout{"merged", 2, [](Settings& s) { s.parallel.layout.dp = 2;
                                                   s.train.schedule = "merged"; }},
         ClipLayout{"recomputed", 2, [](Settings& s) { s.parallel.layout.tp = 2;
@@ -276,14 +281,18 @@ TEST_F(QkClipRuns, StateInTheHostsMemoryGivesTheSameBits) {
   const auto plain = testing::make_trainer(own);
   own.shard.state_on_host = true;
   const auto streamed = testing::make_trainer(own);
+  own.shard.updates_on_host = true;
+  const auto updated = testing::make_trainer(own);
   int64_t clipped = 0;
   for (int step = 0; step < 3; ++step) {
     const StepOutcome expected = plain->step();
     EXPECT_EQ(streamed->step().loss, expected.loss);
+    EXPECT_EQ(updated->step().loss, expected.loss);
     clipped += expected.clipped_heads;
   }
   EXPECT_GT(clipped, 0);
   testing::expect_same_state(*plain, *streamed);
+  testing::expect_same_state(*plain, *updated);
 }
 
 TEST_F(QkClipRuns, ASkippedStepClipsNothing) {

@@ -23,8 +23,9 @@ bool is_recordable(const Task& task) {
     case TaskAction::kPrepareUpdate:
     case TaskAction::kLoadState:
     case TaskAction::kStoreState:
-    case TaskAction::kUpdate:
       return task.inside.empty();
+    case TaskAction::kUpdate:
+      return task.inside.empty() && task.phase == TaskPhase::kWhole;
     case TaskAction::kFinishGradients:
       return task.kind == TaskKind::kHost;
     case TaskAction::kJudge:
@@ -32,6 +33,10 @@ bool is_recordable(const Task& task) {
     default:
       return false;
   }
+}
+
+bool begins_update(const Task& task) {
+  return task.action == TaskAction::kUpdate && task.phase != TaskPhase::kWait;
 }
 
 }  // namespace
@@ -48,14 +53,15 @@ RecordedSteps::RecordedSteps(const StepRunner& runner, const StepPlan& plan, boo
 
 /// A plan whose device does not judge has several ranks or QK clip, and is not recorded.
 void RecordedSteps::split_plan() {
-  const auto find = [&](TaskAction action, TaskPhase phase) {
-    const auto found = std::ranges::find_if(plan_.tasks, [&](const Task& task) {
-      return task.action == action && task.phase == phase;
-    });
+  const auto find_if = [&](const auto& is_wanted) {
+    const auto found = std::ranges::find_if(plan_.tasks, is_wanted);
     return static_cast<TaskId>(found - plan_.tasks.begin());
   };
+  const auto find = [&](TaskAction action, TaskPhase phase) {
+    return find_if([&](const Task& task) { return task.action == action && task.phase == phase; });
+  };
   results_ = find(TaskAction::kJudge, TaskPhase::kWait);
-  first_update_ = find(TaskAction::kUpdate, TaskPhase::kWhole);
+  first_update_ = find_if(begins_update);
   if (!plan_.tasks.holds(results_)) {
     state_ = State::kPlain;
     return;

@@ -64,6 +64,13 @@ TEST(ReleasedRanks, HaveTheBitsOfGradientsThatStay) {
                              kept);
     settings.shard = named.shard;
     expect_memory(settings, layout.num_ranks);
+    if (settings.optimizer_kind == OptimizerKind::kAdamW) {
+      named.shard.updates_on_host = true;
+      testing::expect_same_end(
+          testing::run_steps(settings, named, 2, false, testing::choose_shadow), kept);
+      settings.shard = named.shard;
+      expect_memory(settings, layout.num_ranks);
+    }
     ++num_cases;
   }
   EXPECT_GE(num_cases, testing::share_of_count(8));

@@ -234,6 +234,11 @@ TEST(RoundedLayouts, HaveTheSameBitsOnEveryDevice) {
     named.shard.state_on_host = true;
     testing::expect_same_end(testing::run_steps(settings, named, 2, false, testing::choose_shadow),
                              host);
+    if (settings.optimizer_kind == OptimizerKind::kAdamW) {
+      named.shard.updates_on_host = true;
+      testing::expect_same_end(
+          testing::run_steps(settings, named, 2, false, testing::choose_shadow), host);
+    }
     run_thread_world(layout.num_ranks, [&](World& world) {
       Settings own = settings;
       TrainingData data = open_training_data(own);

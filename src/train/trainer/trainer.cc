@@ -67,8 +67,8 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   if (settings_.train.precision == Precision::kFp16)
     scaler_.emplace(settings_.precision.loss_scaling);
   feed_ = std::make_unique<BatchFeed>(settings_, data_, layout_, shape.max_sequences);
-  steps_ = std::make_unique<RecordedSteps>(*runner_, plan_, records_whole_steps(layout_, *model_),
-                                           feed_.get());
+  steps_ = std::make_unique<RecordedSteps>(
+      *runner_, plan_, records_whole_steps(settings_, layout_, *model_), feed_.get());
   num_batches_ = layout_.num_micro_batches;
   double flops = model_->model_flops();
   const Tensor sum = view(std::span(&flops, 1), {1});

@@ -1,6 +1,7 @@
 // What runs on a GPU keep where: predicted, chosen, in the host's memory.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -57,6 +58,71 @@ TEST_F(GpuMemory, StreamedStateGivesTheSameBits) {
   }
 }
 
+/// What the host's threads update, beside what the GPU does: in every format that they keep, with
+/// clipping, and released.
+TEST_F(GpuMemory, HostUpdatesGiveTheSameBits) {
+  const std::array formats = {
+      StateFormats{}, StateFormats{.master = MasterKind::kRemainder},
+      StateFormats{MomentKind::kBF16, MomentKind::kBF16, MasterKind::kNone},
+      StateFormats{MomentKind::kFp8, MomentKind::kF16, MasterKind::kRemainder8}};
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    for (const StateFormats& kept_as : formats) {
+      if (precision == Precision::kF32 && kept_as.master != MasterKind::kF32) continue;
+      for (const bool releases : {false, true}) {
+        Settings settings = on_gpu(settings_of(option_families()[0]));
+        settings.run.folder = folder_.file("run");
+        settings.run.resume = ResumeMode::kNever;
+        settings.data.tokens = folder_.file("tokens");
+        settings.train.precision = precision;
+        settings.train.steps = settings.schedule.num_steps = 6;
+        settings.train.max_grad_norm = releases ? 0 : 0.1;
+        settings.parallel.schedule = PipelineKind::kGpipe;
+        settings.optimizer.formats = kept_as;
+        settings.shard.bucket_bytes = 1 << 14;
+        settings.shard.release_gradients = releases;
+        SCOPED_TRACE(fmt::format("{} {} {} {}", precision_name(precision),
+                                 moment_name(kept_as.first_moment), master_suffix(kept_as.master),
+                                 releases ? "released" : "kept"));
+        write_tokens(settings);
+        const auto on_device = make_trainer(settings);
+        settings.shard.state_on_host = settings.shard.updates_on_host = true;
+        const auto by_host = make_trainer(settings);
+        for (int i = 0; i < 6; ++i) {
+          const StepOutcome expected = on_device->step();
+          const StepOutcome found = by_host->step();
+          ASSERT_EQ(found.loss, expected.loss) << "step " << i;
+          ASSERT_EQ(found.update.grad_norm, expected.update.grad_norm) << "step " << i;
+        }
+        expect_same_state(*on_device, *by_host);
+      }
+    }
+  }
+}
+
+/// Overflows that the host's scale of losses causes leave all of it as it was.
+TEST_F(GpuMemory, HostUpdatesLeaveOutStepsThatOverflow) {
+  Settings settings = on_gpu(tiny_settings(folder_));
+  settings.run.resume = ResumeMode::kNever;
+  settings.train.precision = Precision::kFp16;
+  settings.train.steps = settings.schedule.num_steps = 40;
+  settings.precision.loss_scaling.initial = 0x1p36;
+  settings.shard.bucket_bytes = 1 << 14;
+  const auto on_device = make_trainer(settings);
+  settings.shard.state_on_host = settings.shard.updates_on_host = true;
+  const auto by_host = make_trainer(settings);
+  int64_t num_skipped = 0;
+  for (int i = 0; i < 20; ++i) {
+    const StepOutcome expected = on_device->step();
+    const StepOutcome found = by_host->step();
+    ASSERT_EQ(found.loss, expected.loss) << "step " << i;
+    ASSERT_EQ(found.skipped(), expected.skipped()) << "step " << i;
+    num_skipped += found.skipped() ? 1 : 0;
+  }
+  EXPECT_GT(num_skipped, 0);
+  EXPECT_LT(num_skipped, 20);
+  expect_same_state(*on_device, *by_host);
+}
+
 /// The files of a checkpoint's tensors, by name.
 std::map<std::string, std::string> files_of(const std::string& run, const char* step) {
   std::map<std::string, std::string> files;
@@ -70,7 +136,7 @@ std::map<std::string, std::string> files_of(const std::string& run, const char* 
 /// Copies that take longer than a step's passes, beside steps that are repeated, and that change
 /// what is copied.
 TEST_F(GpuMemory, SavesBesideStepsAreOfTheirMoment) {
-  for (const bool on_host : {false, true}) {
+  for (const std::string home : {"device", "host", "updates"}) {
     Settings settings = on_gpu(tiny_settings(folder_));
     settings.model.hidden_size = 512;
     settings.model.moe.num_experts = 16;
@@ -78,13 +144,14 @@ TEST_F(GpuMemory, SavesBesideStepsAreOfTheirMoment) {
     settings.train.steps = settings.schedule.num_steps = 20;
     settings.run.checkpoint_interval = 1;
     settings.run.keep_last = 0;
-    settings.shard.state_on_host = on_host;
+    settings.shard.state_on_host = home != "device";
+    settings.shard.updates_on_host = home == "updates";
     Settings own = settings;
-    own.run.folder = folder_.file(on_host ? "beside-host" : "beside");
+    own.run.folder = folder_.file("beside-" + home);
     const auto beside = make_trainer(own);
     ASSERT_TRUE(beside->saves_in_background());
     const std::string beside_folder = own.run.folder;
-    own.run.folder = folder_.file(on_host ? "waiting-host" : "waiting");
+    own.run.folder = folder_.file("waiting-" + home);
     own.run.background_save = false;
     const auto waiting = make_trainer(own);
     for (int i = 0; i < 3; ++i) EXPECT_EQ(beside->step().loss, waiting->step().loss);
@@ -98,7 +165,7 @@ TEST_F(GpuMemory, SavesBesideStepsAreOfTheirMoment) {
     EXPECT_GE(beside->copy_stall_seconds(), 0);
     const auto expected = files_of(own.run.folder, "step-00000003");
     EXPECT_GE(expected.size(), 2);
-    EXPECT_TRUE(files_of(beside_folder, "step-00000003") == expected) << on_host;
+    EXPECT_TRUE(files_of(beside_folder, "step-00000003") == expected) << home;
     expect_same_state(*beside, *waiting);
   }
 }
