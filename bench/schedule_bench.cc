@@ -10,7 +10,7 @@
 
 #include "comm/planned_world.h"
 #include "core/memory.h"
-#include "model/build/layer_program.h"
+#include "model/layers/layer_program.h"
 #include "program/compile/schedule.h"
 #include "program/dependencies.h"
 #include "program/differentiate.h"

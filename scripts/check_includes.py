@@ -45,6 +45,8 @@ LAYERS = [
     "model/config",
     "model/dispatch",
     "model/build",
+    "model/mixers model/experts",
+    "model/layers",
     "model/weights model/batch",
     "model/run",
     "model/proof",

@@ -8,7 +8,7 @@
 #include "cli/commands.h"
 #include "core/memory.h"
 #include "core/process/progress.h"
-#include "model/build/moe_blocks.h"
+#include "model/experts/moe_blocks.h"
 #include "model/run/forward_model.h"
 #include "program/compile/print.h"
 #include "train/memory/choose_policy.h"

@@ -1,5 +1,6 @@
 #include "hf/tensors/map_builder.h"
-#include "model/build/layer_program.h"
+#include "model/layers/residual_blocks.h"
+#include "model/layers/vocabulary_program.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "hf/tensors/map_builder.h"
-#include "model/build/layer_program.h"
+#include "model/layers/vocabulary_program.h"
 
 namespace tessera {
 namespace {

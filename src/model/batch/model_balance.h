@@ -4,7 +4,7 @@
 
 #include "core/memory.h"
 #include "core/mirrored_tensor.h"
-#include "model/build/layer_program.h"
+#include "model/build/model_program.h"
 
 namespace tessera {
 

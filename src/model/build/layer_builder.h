@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "model/build/layer_program.h"
+#include "model/build/model_program.h"
 #include "ops/linear/linear.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "parallel/stage_groups.h"

@@ -5,8 +5,9 @@
 
 #include <set>
 
-#include "model/build/block_program.h"
-#include "model/build/layer_program.h"
+#include "model/layers/block_program.h"
+#include "model/layers/layer_program.h"
+#include "model/layers/vocabulary_program.h"
 #include "model/run/model_testing.h"
 #include "ops/add/add.h"
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "model/build/layer_program.h"
+#include "model/build/model_program.h"
 #include "parallel/token_sharding.h"
 
 namespace tessera {

@@ -8,6 +8,8 @@
 
 #include "core/mirrored_tensor.h"
 #include "model/batch/position_inputs.h"
+#include "model/layers/layer_program.h"
+#include "model/layers/vocabulary_program.h"
 #include "model/run/layer_binder.h"
 #include "ops/paged_attention/paged_attention.h"
 #include "program/compile/compile.h"

@@ -3,7 +3,7 @@
 #include <map>
 #include <string>
 
-#include "model/build/layer_program.h"
+#include "model/build/model_program.h"
 #include "model/weights/weight_store.h"
 #include "runtime/derived_program.h"
 

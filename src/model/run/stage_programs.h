@@ -3,7 +3,7 @@
 #include <map>
 #include <memory>
 
-#include "model/build/layer_program.h"
+#include "model/build/model_program.h"
 #include "model/run/saved_policy.h"
 #include "model/weights/parameters.h"
 #include "runtime/derived_program.h"

@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "core/host_tensor.h"
-#include "model/build/layer_program.h"
+#include "model/layers/layer_program.h"
+#include "model/layers/vocabulary_program.h"
 
 namespace tessera {
 namespace {

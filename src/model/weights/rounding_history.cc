@@ -4,7 +4,8 @@
 #include <bit>
 #include <map>
 
-#include "model/build/layer_builder.h"
+#include "model/layers/layer_program.h"
+#include "model/layers/vocabulary_program.h"
 #include "model/weights/parameters.h"
 #include "ops/round_values/round_math.h"
 

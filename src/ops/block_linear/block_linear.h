@@ -8,7 +8,7 @@ namespace tessera {
 /// (DeepSeek-V4: DeepSeek-AI, 2026, section 2.3.1, "Grouped Output Projection"): a row of x is
 /// `num_blocks` equal parts, and block g of y is that of x times the g-th equal run of the weight's
 /// rows, transposed. (x A [T, G·C], weight A [G·R, C]) -> (y A [T, G·R]). With `shared` all blocks
-/// have one weight A [R, C], as residual streams have (model/build/residual_blocks.h). Sums are
+/// have one weight A [R, C], as residual streams have (model/layers/residual_blocks.h). Sums are
 /// F32, rounded once.
 class BlockLinear final : public Operator {
  public:

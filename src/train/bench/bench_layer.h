@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "model/build/block_program.h"
+#include "model/layers/block_program.h"
 #include "train/bench/bench_step.h"
 
 namespace tessera {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "model/build/block_program.h"
 #include "model/build/layer_builder.h"
+#include "model/layers/block_program.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/grouped_matmul/grouped_tile_rule.h"
 #include "ops/route_map/route_map.h"

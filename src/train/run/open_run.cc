@@ -6,7 +6,7 @@
 #include "checkpoint/together.h"
 #include "core/file/file.h"
 #include "core/memory.h"
-#include "model/build/moe_blocks.h"
+#include "model/experts/moe_blocks.h"
 #include "train/run/describe_run.h"
 #include "train/setup/machine.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/memory.h"
-#include "model/build/moe_blocks.h"
+#include "model/experts/moe_blocks.h"
 #include "train/setup/replica_groups.h"
 
 namespace tessera {

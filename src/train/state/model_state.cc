@@ -4,7 +4,8 @@
 #include <set>
 
 #include "comm/planned_world.h"
-#include "model/build/layer_program.h"
+#include "model/layers/residual_blocks.h"
+#include "model/layers/vocabulary_program.h"
 #include "model/weights/qk_clip.h"
 #include "ops/adamw/moment_blocks.h"
 #include "ops/quantize/quantize_blocks.h"
