@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "model/batch/model_balance.h"
+#include "model/build/layer_builder.h"
 #include "model/layers/layer_program.h"
 #include "model/layers/vocabulary_program.h"
 
