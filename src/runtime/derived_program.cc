@@ -59,8 +59,7 @@ DerivedProgram derive(Program forward, const CompileOptions& options, const Back
           .backward = std::move(backward_run),
           .weights = std::move(weights),
           .weight_copies = std::move(weight_copies),
-          .model_flops = compiled.model_flops,
-          .report = std::move(compiled.report)};
+          .model_flops = compiled.model_flops};
 }
 
 Bindings bind_backward(const DerivedProgram& program, const Bindings& forward) {

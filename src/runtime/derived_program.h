@@ -27,7 +27,6 @@ struct DerivedProgram {
   /// outputs, which have the names of the inputs that they are for.
   std::optional<Executable> weight_copies;
   double model_flops = 0;  ///< of both passes, without what recomputation runs again
-  CompileReport report;
 };
 
 /// Compiles a forward program for training and plans what comes of it.

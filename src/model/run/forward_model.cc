@@ -46,12 +46,12 @@ struct ForwardPrograms {
   std::unique_ptr<Executable> embedding;
   std::unique_ptr<Executable> head;
   std::map<Key, ForwardLayer> layers;
-  std::vector<CompileReport> reports;
+  std::vector<CompileReport>* reports;  // where they are asked for
 
   ForwardPrograms(const ModelConfig& trained, const BatchShape& batch, ForwardGoal goal,
                   const Backend& own, const std::optional<CacheShape>& cache,
-                  int64_t chosen_rows = 0)
-      : config(for_inference(trained)), shape(batch), backend(own) {
+                  int64_t chosen_rows = 0, std::vector<CompileReport>* asked = nullptr)
+      : config(for_inference(trained)), shape(batch), backend(own), reports(asked) {
     shape.weighted_tokens = false;  // what is told of a token is its own loss
     shape.trains = false;
     require(
@@ -83,12 +83,12 @@ struct ForwardPrograms {
   /// Takes the program away.
   std::unique_ptr<Executable> make_executable(Program& program,
                                               const std::optional<OperandRounding>& rounding) {
-    Compiled compiled = compile(std::exchange(program, Program()), Goal::kInfer,
-                                {.gathers = config.moe.fuse_gather,
+    const CompileOptions options{.gathers = config.moe.fuse_gather,
                                  .fuse_activations = config.moe.fuse_activation,
-                                 .rounding = rounding},
-                                backend);
-    reports.push_back(std::move(compiled.report));
+                                 .rounding = rounding};
+    if (reports != nullptr)
+      reports->push_back(report_passes(program, Goal::kInfer, options, backend));
+    Compiled compiled = compile(std::exchange(program, Program()), Goal::kInfer, options, backend);
     return std::make_unique<Executable>(std::move(compiled.forward), backend);
   }
 
@@ -358,7 +358,9 @@ int64_t plan_forward(const ModelConfig& config, const BatchShape& shape, Forward
 std::vector<CompileReport> report_forward(const ModelConfig& config, const BatchShape& shape,
                                           ForwardGoal goal, const Backend& backend,
                                           const std::optional<CacheShape>& cache) {
-  return ForwardPrograms(config, shape, goal, backend, cache).reports;
+  std::vector<CompileReport> reports;
+  const ForwardPrograms programs(config, shape, goal, backend, cache, 0, &reports);
+  return reports;
 }
 
 ForwardModel::ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,

@@ -37,20 +37,45 @@ GatherFusion find_gathers(const StagePrograms& stage, const LayerProgramKey& key
   return key.stashes && asked == GatherFusion::kAuto ? GatherFusion::kNever : asked;
 }
 
-KindProgram make_kind_program(const StagePrograms& stage, const LayerProgramKey& key,
-                              const Backend& backend) {
+/// A program as the model has it, and how it is compiled.
+struct CompileRequest {
+  ModelProgram layout;
+  CompileOptions options;
+};
+
+CompileRequest request_layer(const StagePrograms& stage, const LayerProgramKey& key) {
   ModelProgram layout = build_layer(stage.config, key.kind, stage.shape, stage.part.groups);
-  const CompileOptions options{
-      .gradients = layer_gradients(layout, balances_whole_model(stage.config)),
-      .recompute = key.recomputed,
-      .gathers = find_gathers(stage, key),
-      .fuse_activations = stage.config.moe.fuse_activation,
-      .split_weights = stage.part.split_weights,
-      .rounding = stage.shape.products.rounding(key.plain),
-      .offload = key.offloaded,
-      .stash = key.stashes ? stage.stash_rule() : std::nullopt};
-  DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
-  return {std::move(layout), std::move(derived)};
+  CompileOptions options{.gradients = layer_gradients(layout, balances_whole_model(stage.config)),
+                         .recompute = key.recomputed,
+                         .gathers = find_gathers(stage, key),
+                         .fuse_activations = stage.config.moe.fuse_activation,
+                         .split_weights = stage.part.split_weights,
+                         .rounding = stage.shape.products.rounding(key.plain),
+                         .offload = key.offloaded,
+                         .stash = key.stashes ? stage.stash_rule() : std::nullopt};
+  return {std::move(layout), std::move(options)};
+}
+
+CompileRequest request_embedding(const StagePrograms& stage) {
+  ModelProgram layout = build_embedding(stage.config, stage.shape, stage.part.groups);
+  CompileOptions options{.gradients = {{layout.at(Port::kHiddenOut)}, {}, frozen_weights(layout)}};
+  return {std::move(layout), std::move(options)};
+}
+
+CompileRequest request_head(const StagePrograms& stage, int64_t depth) {
+  ModelProgram layout = build_head(stage.config, stage.shape, stage.part.groups, true, depth);
+  CompileOptions options{
+      .gradients = {{layout.at(Port::kLoss)}, {layout.at(Port::kHidden)}, frozen_weights(layout)}};
+  return {std::move(layout), std::move(options)};
+}
+
+/// Takes the request's program away.
+DerivedProgram derive(CompileRequest& request, const Backend& backend) {
+  return derive(std::exchange(request.layout.forward, Program()), request.options, backend);
+}
+
+CompileReport report(CompileRequest request, const Backend& backend) {
+  return report_passes(std::move(request.layout.forward), Goal::kTrain, request.options, backend);
 }
 
 /// Completes what the caller left open.
@@ -64,25 +89,18 @@ ModelPart complete(ModelPart part, const ModelConfig& config) {
 
 void build_embedding_program(StagePrograms& stage, const Backend& backend) {
   if (stage.embedding) return;
-  stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
-  const ModelProgram& layout = stage.embedding_layout;
-  const CompileOptions options{
-      .gradients = {{layout.at(Port::kHiddenOut)}, {}, frozen_weights(layout)}};
-  stage.embedding = std::make_shared<const DerivedProgram>(
-      derive(std::exchange(stage.embedding_layout.forward, Program()), options, backend));
+  CompileRequest request = request_embedding(stage);
+  stage.embedding = std::make_shared<const DerivedProgram>(derive(request, backend));
+  stage.embedding_layout = std::move(request.layout);
 }
 
 void build_head_programs(StagePrograms& stage, const Backend& backend) {
-  const StageGroups& groups = stage.part.groups;
   for (int64_t depth = 0; depth <= stage.config.mtp_layers; ++depth) {
-    ModelProgram layout = build_head(stage.config, stage.shape, groups, true, depth);
-    const CompileOptions options{.gradients = {{layout.at(Port::kLoss)},
-                                               {layout.at(Port::kHidden)},
-                                               frozen_weights(layout)}};
-    DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
-    stage.heads.push_back({std::move(layout), std::move(derived)});
+    CompileRequest request = request_head(stage, depth);
+    DerivedProgram derived = derive(request, backend);
+    stage.heads.push_back({std::move(request.layout), std::move(derived)});
   }
-  stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);
+  stage.evaluation_layout = build_head(stage.config, stage.shape, stage.part.groups, false);
   Compiled evaluation =
       compile(std::exchange(stage.evaluation_layout.forward, Program()), Goal::kInfer, {}, backend);
   stage.evaluation_head =
@@ -224,8 +242,12 @@ std::unique_ptr<StagePrograms> StagePrograms::with_policy(const SavedPolicy& oth
 
 const KindProgram& StagePrograms::compile_kind(const LayerProgramKey& key) const {
   auto& program = (*compiled)[key];
-  if (!program)
-    program = std::make_shared<const KindProgram>(make_kind_program(*this, key, backend));
+  if (!program) {
+    CompileRequest request = request_layer(*this, key);
+    DerivedProgram derived = derive(request, backend);
+    program = std::make_shared<const KindProgram>(
+        KindProgram{std::move(request.layout), std::move(derived)});
+  }
   return *program;
 }
 
@@ -276,9 +298,11 @@ double StagePrograms::model_flops() const {
 
 std::vector<CompileReport> StagePrograms::compile_reports() const {
   std::vector<CompileReport> reports;
-  if (embedding) reports.push_back(embedding->report);
-  for (const auto& [kind, program] : kinds) reports.push_back(program->derived.report);
-  for (const HeadPasses& head : heads) reports.push_back(head.derived.report);
+  if (embedding) reports.push_back(report(request_embedding(*this), backend));
+  for (const auto& [key, program] : kinds)
+    reports.push_back(report(request_layer(*this, key), backend));
+  for (int64_t depth = 0; depth < std::ssize(heads); ++depth)
+    reports.push_back(report(request_head(*this, depth), backend));
   return reports;
 }
 

@@ -100,7 +100,7 @@ struct StagePrograms {
   int64_t working_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's chunks, forward and backward.
   double model_flops() const;
-  /// What the compiler's passes did to each of the training programs.
+  /// What the compiler's passes do to each of the training programs, which are compiled again.
   std::vector<CompileReport> compile_reports() const;
   Shape hidden_shape() const { return {own_tokens(shape, part.groups), config.state_width()}; }
   int64_t hidden_bytes() const {

@@ -327,6 +327,23 @@ void check_options(Goal goal, const CompileOptions& options) {
       goal_name(goal));
 }
 
+/// `after` is told of each pass that ran, and of the program as built.
+template <typename After>
+Compiled run_passes(Program forward, Goal goal, const CompileOptions& options,
+                    const Backend& backend, const After& after) {
+  static constexpr Pass kAsBuilt{.name = "as built", .what = "", .applies = {}, .run = {}};
+  check_options(goal, options);
+  Compilation c{goal, options, backend, Compiled{.forward = std::move(forward)}};
+  after(kAsBuilt, c);
+  for (const Pass& pass : kPasses) {
+    if (!pass.applies(c)) continue;
+    pass.run(c);
+    after(pass, c);
+  }
+  c.programs.offloaded = choose_offloaded(c.programs, options.offload);
+  return std::move(c.programs);
+}
+
 }  // namespace
 
 std::string_view goal_name(Goal goal) {
@@ -343,19 +360,18 @@ std::span<const Pass> compile_passes() {
 
 Compiled compile(Program forward, Goal goal, const CompileOptions& options,
                  const Backend& backend) {
-  check_options(goal, options);
+  return run_passes(std::move(forward), goal, options, backend,
+                    [](const Pass&, const Compilation&) {});
+}
+
+CompileReport report_passes(Program forward, Goal goal, const CompileOptions& options,
+                            const Backend& backend) {
   CompileReport report{.program = forward.name(), .goal = goal, .effects = {}};
-  Compilation c{goal, options, backend,
-                Compiled{.forward = std::move(forward), .report = std::move(report)}};
-  std::vector<PassEffect>& effects = c.programs.report.effects;
-  effects.push_back(measure("as built", "", c));
-  for (const Pass& pass : kPasses) {
-    if (!pass.applies(c)) continue;
-    pass.run(c);
-    effects.push_back(measure(pass.name, pass.what, c));
-  }
-  c.programs.offloaded = choose_offloaded(c.programs, options.offload);
-  return std::move(c.programs);
+  run_passes(std::move(forward), goal, options, backend,
+             [&](const Pass& pass, const Compilation& c) {
+               report.effects.push_back(measure(pass.name, pass.what, c));
+             });
+  return report;
 }
 
 }  // namespace tessera

@@ -60,7 +60,7 @@ struct PassEffect {
   ProgramFigures forward, backward, weights;
 };
 
-/// What compiling a program came to, pass by pass, of the passes that apply.
+/// What compiling a program comes to, pass by pass, of the passes that apply.
 struct CompileReport {
   std::string program;
   Goal goal = Goal::kTrain;
@@ -85,7 +85,6 @@ struct Compiled {
   /// Inputs of the programs that are made of weights (OperandRounding::keeps_copies).
   WeightCopies weight_copies = {};
   double model_flops = 0;  ///< forward and backward, without what recomputation runs again
-  CompileReport report;
 };
 
 /// A program on its way through the passes.
@@ -111,5 +110,9 @@ std::span<const Pass> compile_passes();
 /// Runs the passes that apply. Throws InternalError for options of training with another goal, and
 /// for a training program without a gradient to begin from.
 Compiled compile(Program forward, Goal goal, const CompileOptions& options, const Backend& backend);
+
+/// Compiles likewise and plans the memory of what each pass leaves.
+CompileReport report_passes(Program forward, Goal goal, const CompileOptions& options,
+                            const Backend& backend);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ struct Graph {
   int num_nodes = 0;
   std::vector<std::vector<int>> dependencies;
   std::vector<std::vector<int>> dependents;
-  /// By node, the exchanges that must be complete before it starts.
+  /// By node, the exchanges that must be complete before it starts, ascending.
   std::vector<std::vector<int>> waits_for;
   std::vector<int> exchanges;  ///< in order
   std::vector<bool> is_exchange;
@@ -32,7 +32,7 @@ struct Graph {
   Graph(const Program& program, const MemoryPlan& plan, double flops_per_byte);
 
  private:
-  void find_exchanges(const Program& program);
+  void find_exchanges(const Program& program, const std::vector<NodeAccess>& accesses);
   void find_times(const Program& program, double flops_per_byte);
   std::vector<bool> find_needed(int exchange) const;
 };
@@ -45,8 +45,9 @@ Graph::Graph(const Program& program, const MemoryPlan& plan, double flops_per_by
   for (int idx = 0; idx < num_nodes; ++idx) {
     for (const int before : dependencies[idx]) dependents[before].push_back(idx);
   }
-  for (const Node& node : program.nodes()) {
-    const NodeAccess access = find_access(program, node);
+  std::vector<NodeAccess> accesses;
+  for (const Node& node : program.nodes()) accesses.push_back(find_access(program, node));
+  for (const NodeAccess& access : accesses) {
     std::set<ValueId> values(access.reads.begin(), access.reads.end());
     values.insert(access.writes.begin(), access.writes.end());
     touched.emplace_back(values.begin(), values.end());
@@ -56,7 +57,7 @@ Graph::Graph(const Program& program, const MemoryPlan& plan, double flops_per_by
     const bool transient = plan.values[id].storage == Storage::kTransient;
     bytes.add(transient ? align_up(program.type(id).num_bytes()) : 0);
   }
-  find_exchanges(program);
+  find_exchanges(program, accesses);
   find_times(program, flops_per_byte);
   for (const int exchange : exchanges) needed_by.push_back(find_needed(exchange));
 }
@@ -86,17 +87,15 @@ std::vector<bool> Graph::find_needed(int exchange) const {
   return needed;
 }
 
-void Graph::find_exchanges(const Program& program) {
+void Graph::find_exchanges(const Program& program, const std::vector<NodeAccess>& accesses) {
   for (int idx = 0; idx < num_nodes; ++idx) {
     const auto& node = program.nodes()[idx];
     is_exchange.push_back(node.op->communicates());
     if (node.op->communicates()) exchanges.push_back(idx);
   }
   for (const int exchange : exchanges) {
-    const NodeAccess own = find_access(program, program.nodes()[exchange]);
     for (int idx = exchange + 1; idx < num_nodes; ++idx) {
-      const NodeAccess later = find_access(program, program.nodes()[idx]);
-      if (must_wait(own, later)) waits_for[idx].push_back(exchange);
+      if (must_wait(accesses[exchange], accesses[idx])) waits_for[idx].push_back(exchange);
     }
   }
 }
@@ -230,15 +229,26 @@ class Search {
   std::vector<int> order_;
 };
 
+/// Where in an order the exchange at `start` must be complete: before the first node that waits
+/// for it.
+size_t find_wait(const Graph& graph, const std::vector<int>& order, size_t start) {
+  const auto waits = [&](int node) {
+    return std::ranges::binary_search(graph.waits_for[node], order[start]);
+  };
+  size_t at = start + 1;
+  while (at < order.size() && !waits(order[at])) ++at;
+  return at;
+}
+
 /// The time of exchanges that other nodes hide, those `order` puts between start and first use.
-double hidden_time(const Graph& graph, const std::vector<int>& order,
-                   const std::vector<int>& waits) {
+double hidden_time(const Graph& graph, const std::vector<int>& order) {
   double total = 0;
-  for (int i = 0; i < std::ssize(order); ++i) {
+  for (size_t i = 0; i < order.size(); ++i) {
     const int node = order[i];
     if (!graph.is_exchange[node]) continue;
     double between = 0;
-    for (int j = i + 1; j < waits[i]; ++j) {
+    const size_t wait = find_wait(graph, order, i);
+    for (size_t j = i + 1; j < wait; ++j) {
       const int other = order[j];
       if (!graph.is_exchange[other]) between += graph.time[other];
     }
@@ -247,24 +257,34 @@ double hidden_time(const Graph& graph, const std::vector<int>& order,
   return total;
 }
 
+/// What hidden_time is at most.
+double exchange_time(const Graph& graph) {
+  double total = 0;
+  for (const int exchange : graph.exchanges) total += graph.time[exchange];
+  return total;
+}
+
 }  // namespace
 
 std::vector<int> find_schedule(const Program& program, const std::vector<ValueId>& saved,
                                const ScheduleOptions& options) {
-  const MemoryPlan plan = plan_memory(program, saved, options.workspace);
-  const Graph graph(program, plan, options.flops_per_byte);
   std::vector<int> best(program.nodes().size());
   std::iota(best.begin(), best.end(), 0);
-  double most_hidden = hidden_time(graph, best, find_waits(program));
+  const auto communicates = [](const Node& node) { return node.op->communicates(); };
+  if (std::ranges::none_of(program.nodes(), communicates)) return best;
+  const MemoryPlan plan = plan_memory(program, saved, options.workspace);
+  const Graph graph(program, plan, options.flops_per_byte);
+  double most_hidden = hidden_time(graph, best);
+  const double all = exchange_time(graph);
   const double limit = static_cast<double>(plan.transient_bytes) * (1 + options.memory_growth);
   for (const double share : {1.0, 0.9, 0.8, 0.65, 0.5}) {
     for (const double patience : {0.5, 0.0}) {
+      if (most_hidden >= all) return best;
       std::vector<int> order = Search(graph, static_cast<int64_t>(limit * share), patience).run();
-      const Program reordered = program.reordered(order);
-      const double hidden = hidden_time(graph, order, find_waits(reordered));
-      const auto num_bytes =
-          static_cast<double>(plan_memory(reordered, saved, options.workspace).transient_bytes);
-      if (hidden <= most_hidden || num_bytes > limit) continue;
+      const double hidden = hidden_time(graph, order);
+      if (hidden <= most_hidden) continue;
+      const MemoryPlan reordered = plan_memory(program.reordered(order), saved, options.workspace);
+      if (static_cast<double>(reordered.transient_bytes) > limit) continue;
       most_hidden = hidden;
       best = std::move(order);
     }
