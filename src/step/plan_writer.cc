@@ -10,8 +10,8 @@ void insert(std::vector<BufferId>& buffers, BufferId buffer) {
   if (std::ranges::find(buffers, buffer) == buffers.end()) buffers.push_back(buffer);
 }
 
-std::string lane_name(LaneKind kind) {
-  constexpr std::array<const char*, 10> kNames = {
+std::string_view lane_name(LaneKind kind) {
+  constexpr std::array<std::string_view, 10> kNames = {
       "compute",   "",     "",       "copies in", "copies out",
       "optimizer", "host", "stores", "reloads",   "host updates"};
   return kNames[number_of(kind)];
@@ -36,20 +36,21 @@ void update(Task& task, BufferId buffer) {
   write(task, buffer);
 }
 
-LaneId PlanWriter::find_lane(Lane lane) {
-  for (const LaneId id : plan_.lanes.ids()) {
-    const Lane& other = plan_.lanes[id];
-    if (other.kind == lane.kind && other.name == lane.name && other.ranks == lane.ranks) return id;
-  }
-  return plan_.lanes.add(std::move(lane));
+LaneId PlanWriter::find_lane(LaneKind kind, std::string_view name,
+                             const std::vector<int64_t>& ranks) {
+  const auto found = std::ranges::find_if(plan_.lanes, [&](const Lane& other) {
+    return other.kind == kind && other.name == name && other.ranks == ranks;
+  });
+  if (found != plan_.lanes.end()) return static_cast<LaneId>(found - plan_.lanes.begin());
+  return plan_.lanes.add({.kind = kind, .name = std::string(name), .ranks = ranks});
 }
 
 LaneId PlanWriter::lane(LaneKind kind) {
-  return find_lane({.kind = kind, .name = lane_name(kind)});
+  return find_lane(kind, lane_name(kind), {});
 }
 
 LaneId PlanWriter::group(const Communicator& group, LaneKind kind) {
-  return find_lane({.kind = kind, .name = group.name(), .ranks = group.ranks()});
+  return find_lane(kind, group.name(), group.ranks());
 }
 
 BufferId PlanWriter::buffer(const std::string& name, int64_t bytes, const StepStorage& storage) {

@@ -2,6 +2,8 @@
 
 #include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "step/step_plan.h"
@@ -39,7 +41,7 @@ class PlanWriter {
   StepPlan take() && { return std::move(plan_); }
 
  private:
-  LaneId find_lane(Lane lane);
+  LaneId find_lane(LaneKind kind, std::string_view name, const std::vector<int64_t>& ranks);
 
   StepPlan plan_;
   std::map<std::string, BufferId> buffers_;

@@ -35,6 +35,8 @@ class BucketTasks final : public ParameterTasks {
     }
     weight_waits_.resize(exchanges.buckets.size());
     reductions_.resize(exchanges.buckets.size());
+    weights_.resize(exchanges.buckets.size());
+    gradients_.resize(exchanges.buckets.size());
     has_gradients_.resize(exchanges.buckets.size());
     updates_.resize(exchanges.buckets.size());
     std::ranges::sort(order_, {}, [&](size_t b) {
@@ -103,12 +105,18 @@ class BucketTasks final : public ParameterTasks {
   bool is_gathered(size_t bucket) const { return exchanges_.shard_state && is_exchanged(bucket); }
   std::string name(size_t bucket) const { return bucket_name(at(bucket)); }
   BufferId weights(size_t bucket) {
-    return bucket == kNoBucket
-               ? writer_.state("weights", 0)
-               : writer_.state("weights of " + name(bucket), at(bucket).weight_bytes);
+    if (bucket == kNoBucket) return writer_.state("weights", 0);
+    std::optional<BufferId>& known = weights_[bucket];
+    if (!known) known = writer_.state("weights of " + name(bucket), at(bucket).weight_bytes);
+    return *known;
   }
   BufferId gradients(size_t bucket) {
     if (bucket == kNoBucket) return writer_.state("gradients", 0);
+    std::optional<BufferId>& known = gradients_[bucket];
+    if (!known) known = make_gradients(bucket);
+    return *known;
+  }
+  BufferId make_gradients(size_t bucket) {
     const std::string own = "gradients of " + name(bucket);
     if (!at(bucket).shares_gradients) return writer_.state(own, at(bucket).gradient_bytes);
     return writer_.buffer(own, at(bucket).gradient_bytes,
@@ -400,6 +408,7 @@ class BucketTasks final : public ParameterTasks {
   std::vector<size_t> order_;                      // of the reductions
   std::vector<std::vector<size_t>> completed_by_;  // buckets by run
   std::vector<std::optional<TaskId>> weight_waits_, reductions_, updates_;
+  std::vector<std::optional<BufferId>> weights_, gradients_;  // once they are named
   std::deque<size_t> complete_;         // where gradients are released: to be updated, in order
   std::vector<uint8_t> has_gradients_;  // of this step
   int64_t most_sums_ = 0;               // bytes of a run's, once known

@@ -43,6 +43,6 @@ StepPlan build_evaluation(const StepRequest& request);
 
 /// Moves the starts of receives forward: before the run before the one that they are behind, as far
 /// as their buffers are free there. Their order among themselves stays.
-StepPlan post_receives_ahead(const StepPlan& plan);
+StepPlan post_receives_ahead(StepPlan plan);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "step/build/build_step.h"
 
@@ -37,24 +38,25 @@ size_t a_run_ahead(const StepPlan& plan, const Order& order, size_t from) {
 
 }  // namespace
 
-StepPlan reorder(const StepPlan& plan, const Order& order) {
+StepPlan reorder(StepPlan plan, const Order& order) {
   ensure(order.size() == plan.tasks.size(), "an order of {} tasks for a plan of {}", order.size(),
          plan.tasks.size());
   IdVector<TaskId, std::optional<TaskId>> places(plan.tasks.size());
-  StepPlan result = plan;
-  result.tasks = {};
+  IdVector<TaskId, Task> tasks = std::exchange(plan.tasks, {});
   for (const TaskId id : order) {
-    ensure(plan.tasks.holds(id) && !places[id], "task {} stands twice in an order", number_of(id));
-    places[id] = result.tasks.add(plan.tasks[id]);
+    ensure(tasks.holds(id) && !places[id], "task {} stands twice in an order", number_of(id));
+    places[id] = plan.tasks.add(std::move(tasks[id]));
   }
-  for (Task& task : result.tasks) {
+  for (Task& task : plan.tasks) {
     for (TaskId& before : task.after) before = *places[before];
     if (task.started_by) task.started_by = *places[*task.started_by];
   }
-  return result;
+  return plan;
 }
 
-StepPlan post_receives_ahead(const StepPlan& plan) {
+StepPlan post_receives_ahead(StepPlan plan) {
+  const auto receives = [](const Task& task) { return task.kind == TaskKind::kReceive; };
+  if (std::ranges::none_of(plan.tasks, receives)) return plan;
   const auto dependencies = find_dependencies(plan);
   Order order = plan.tasks.ids();
   for (size_t i = 0; i < order.size(); ++i) {
@@ -66,7 +68,7 @@ StepPlan post_receives_ahead(const StepPlan& plan) {
                 order.begin() + static_cast<ptrdiff_t>(i),
                 order.begin() + static_cast<ptrdiff_t>(i) + 1);
   }
-  return reorder(plan, order);
+  return reorder(std::move(plan), order);
 }
 
 }  // namespace tessera
