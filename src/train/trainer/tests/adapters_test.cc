@@ -281,6 +281,22 @@ TEST_F(Adapters, AreNeitherLostNorOfRandomWeights) {
               ThrowsMessage<UserError>(HasSubstr("run.init_from is empty")));
 }
 
+/// With another factor the same matrices are another model.
+TEST_F(Adapters, AreNotScaledAnew) {
+  const Settings run = adapting("lora", train_base());
+  const auto trainer = make_trainer(run);
+  trainer->step();
+  trainer->save(make_schema_text(run));
+  Settings scaled = adapting("scaled", run.run.folder);
+  scaled.model.lora.alpha = 16;
+  EXPECT_THAT([&] { make_trainer(scaled); },
+              ThrowsMessage<UserError>(HasSubstr("adapters of lora.alpha 8")));
+  scaled = adapting("stabilized", run.run.folder);
+  scaled.model.lora.rank_stabilized = true;
+  EXPECT_THAT([&] { make_trainer(scaled); },
+              ThrowsMessage<UserError>(HasSubstr("set [lora] as that run has it")));
+}
+
 TEST_F(Adapters, RefuseWhatDoesNotGoTogether) {
   const auto refused = [&](const std::function<void(Settings&)>& change, const char* text) {
     Settings run = adapting("lora", "base");
