@@ -15,9 +15,14 @@ int run_tune(const TrainArguments& arguments, Objective objective, StandardOutpu
   const bool is_dpo = objective == Objective::kDpo;
   Settings settings;
   ConfigSchema schema = make_schema(settings);
-  std::vector<std::string> overrides = arguments.config.overrides;
-  overrides.push_back(fmt::format("--train.objective={}", is_dpo ? "dpo" : "grpo"));
-  load_settings(schema, settings, arguments.config.file, overrides);
+  load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
+  const Objective given = settings.train.objective;
+  require(given == Objective::kNextToken || given == objective,
+          "train.objective is \"{}\", but `tessera {}` trains for \"{}\"; leave it out, or use "
+          "`tessera {}`",
+          given == Objective::kDpo ? "dpo" : "grpo", is_dpo ? "dpo" : "rl", is_dpo ? "dpo" : "grpo",
+          is_dpo ? "rl" : "dpo");
+  schema.override_argument(fmt::format("--train.objective={}", is_dpo ? "dpo" : "grpo"));
   if (arguments.print_config) {
     std::cout << (arguments.json ? schema.to_json() + "\n" : schema.to_toml());
     return 0;

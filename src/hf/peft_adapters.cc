@@ -1,6 +1,8 @@
 #include "hf/peft_adapters.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/error.h"
 #include "core/file/file.h"
@@ -90,19 +92,34 @@ class PeftWriter {
   std::vector<std::pair<std::string, OwnedTensor>> tensors_;
 };
 
+bool has_expert_adapters(const ModelConfig& model) {
+  return std::ranges::any_of(adaptable_matrices(model), [&](const std::string& matrix) {
+    return matrix.starts_with("moe.experts.") && is_adapted(model, matrix);
+  });
+}
+
+/// Where transformers joins gate and up of experts PEFT makes them one adapter of twice the rank
+/// and twice alpha, which is the same factor for alpha / r, and not for alpha / sqrt(r).
+std::pair<double, bool> written_scale(const ModelConfig& model) {
+  const LoraConfig& lora = model.lora;
+  if (!lora.rank_stabilized || !has_expert_adapters(model))
+    return {lora.alpha, lora.rank_stabilized};
+  return {lora.scale() * static_cast<double>(lora.rank), false};
+}
+
 }  // namespace
 
 int64_t write_peft_adapters(const std::filesystem::path& folder, const TensorMap& map,
                             const CheckpointReader& reader, const ModelConfig& model) {
   const PeftWriter writer(map, reader, model);
   writer.write(folder / "adapter_model.safetensors");
-  const LoraConfig& lora = model.lora;
+  const auto [alpha, rank_stabilized] = written_scale(model);
   const nlohmann::json config = {{"peft_type", "LORA"},
                                  {"task_type", "CAUSAL_LM"},
                                  {"base_model_name_or_path", nullptr},
-                                 {"r", lora.rank},
-                                 {"lora_alpha", lora.alpha},
-                                 {"use_rslora", lora.rank_stabilized},
+                                 {"r", model.lora.rank},
+                                 {"lora_alpha", alpha},
+                                 {"use_rslora", rank_stabilized},
                                  {"lora_dropout", 0.0},
                                  {"bias", "none"},
                                  {"fan_in_fan_out", false},

@@ -28,6 +28,12 @@ TEST_F(CliConfigError, KeysAndTypes) {
     expect_refused(train("run", mistake.options), mistake.parts);
 }
 
+TEST_F(CliConfigError, ObjectivesOfOtherCommands) {
+  expect_refused({"dpo", "--train.objective=grpo"},
+                 {"train.objective is \"grpo\"", "`tessera rl`"});
+  expect_refused({"rl", "--train.objective=dpo"}, {"train.objective is \"dpo\"", "`tessera dpo`"});
+}
+
 TEST_F(CliConfigError, NumbersOutOfRange) {
   for (const std::string key :
        {"model.hidden_size", "model.num_layers", "moe.top_k", "moe.inner_size", "train.steps",

@@ -140,6 +140,12 @@ TEST_F(CliConvert, TrainingStartsFromConvertedWeights) {
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err,
               ::testing::AllOf(HasSubstr("run.init_from"), HasSubstr("layers.2.attn.q.weight")));
+  // A run that has begun goes on without.
+  std::filesystem::remove_all(path("own"));
+  Arguments longer = arguments("run");
+  longer.emplace_back("--train.steps=3");
+  EXPECT_THAT(succeed(longer).out, HasSubstr("continuing after step 2 of 3"));
+  expect_refused(arguments("new"), {"run.init_from: " + path("own") + " does not exist"});
 }
 
 /// All that a family's configuration says reaches the run, and goes back with its weights.

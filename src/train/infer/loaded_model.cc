@@ -79,7 +79,10 @@ EvaluationData open_evaluation_data(const LoadedModel& model, const EvaluationRe
     data.folder = std::move(folder);
     return data;
   }
-  require(settings.data.validation_fraction > 0,
+  const DataSettings& own_data = settings.data;
+  const bool has_data =
+      !own_data.text.empty() || !own_data.tokens.empty() || !own_data.blend.empty();
+  require(has_data && own_data.validation_fraction > 0,
           "the run held no data out for validation; name what to evaluate with --text or --tokens");
   Settings own = settings;
   TrainingData data = open_held_out(own);
@@ -126,10 +129,25 @@ ProductPrecision LoadedModel::products() const {
 
 LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFiniteWeights nonfinite) {
   const OpenedCheckpoint opened = open_checkpoint(path);
-  const CheckpointReader& reader = opened.reader;
-  path_ = reader.path();
+  describe(opened, device);
+  // Of weights in FP8 it has the masters.
+  const bool has_masters = settings_.precision.fp8_weights;
+  load(opened.reader, has_masters ? Conversion::kFloats : Conversion::kNone, nonfinite);
+}
+
+LoadedModel::LoadedModel(const std::string& path, const Settings& of_run) {
+  const OpenedCheckpoint opened = open_checkpoint(path);
+  describe(opened, of_run.run.device);
+  settings_.train.precision = of_run.train.precision;
+  settings_.precision = of_run.precision;
+  load(opened.reader, Conversion::kFloats, NonFiniteWeights::kRefuse);
+}
+
+void LoadedModel::describe(const OpenedCheckpoint& opened, DeviceChoice device) {
+  path_ = opened.reader.path();
+  step_ = opened.reader.step();
   if (!opened.skipped.empty()) notes_.push_back(describe_skipped(opened.skipped, path_));
-  settings_ = checkpoint_settings(reader);
+  settings_ = checkpoint_settings(opened.reader);
   settings_.run.device = device;
   settings_.run.folder = run_folder_of(path_).string();  // wherever it is now
   const std::string& tokenizer = settings_.data.tokenizer;
@@ -137,16 +155,16 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFinite
           "{}: its tokenizer (data.tokenizer) is {}, which is not there; work in the folder that "
           "the run was started in, or put the tokenizer there",
           path_.string(), tokenizer);
-  step_ = reader.step();
+}
+
+void LoadedModel::load(const CheckpointReader& reader, Conversion conversion,
+                       NonFiniteWeights nonfinite) {
   take_memory();
   std::vector<NamedTensor> tensors = name_expert_biases(settings_.model, experts_);
   for (const ModelParameter& parameter : parameters_->all()) {
     tensors.push_back({parameter.spec.name, parameter.weight});
   }
-  // Of weights in FP8 it has the masters.
-  const bool has_masters = settings_.precision.fp8_weights;
-  reader.load_group(TensorGroup::kModel, tensors,
-                    has_masters ? Conversion::kFloats : Conversion::kNone, is_mtp_parameter);
+  reader.load_group(TensorGroup::kModel, tensors, conversion, is_mtp_parameter);
   if (nonfinite == NonFiniteWeights::kRefuse)
     refuse_nonfinite(reader, "its training diverged; --allow-nonfinite takes it as it is");
   if (!reader.nonfinite().empty()) notes_.push_back(reader.nonfinite().describe());

@@ -7,6 +7,7 @@
 #include "ops/backend.h"
 #include "tokenizer/tokenizer.h"
 #include "train/setup/settings.h"
+#include "train/state/checkpointing.h"
 #include "train/state/model_state.h"
 
 namespace tessera {
@@ -23,6 +24,9 @@ class LoadedModel {
   /// UserError, also for weights that are NaN or infinite unless they are allowed.
   LoadedModel(const std::string& path, DeviceChoice device,
               NonFiniteWeights nonfinite = NonFiniteWeights::kRefuse);
+  /// The newest whole checkpoint at `path` as a run of these settings that starts from it has it:
+  /// on the same device, and in the same precision, to the bit.
+  LoadedModel(const std::string& path, const Settings& of_run);
   /// A new model with random weights, as a run of these settings would start from (run.seed).
   /// Throws UserError for settings that give none.
   explicit LoadedModel(Settings settings);
@@ -45,6 +49,8 @@ class LoadedModel {
   ProductPrecision products() const;
 
  private:
+  void describe(const OpenedCheckpoint& opened, DeviceChoice device);
+  void load(const CheckpointReader& reader, Conversion conversion, NonFiniteWeights nonfinite);
   void take_memory();
 
   std::filesystem::path path_;

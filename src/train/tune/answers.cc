@@ -16,6 +16,15 @@ std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string
   return ids;
 }
 
+Answer encode_answer(const Tokenizer& tokenizer, const std::string& prompt,
+                     const std::string& text) {
+  Answer answer{.tokens = encode_prompt(tokenizer, prompt)};
+  answer.first = std::ssize(answer.tokens);
+  tokenizer.encode_continuation(text, answer.tokens);
+  answer.tokens.push_back(tokenizer.end_of_document());
+  return answer;
+}
+
 std::vector<float> AnswerScorer::score(Batch& batch) {
   pad_sequences(batch, max_sequences_);
   const auto losses = model_.run_loss(view_batch(batch)).span<float>();
@@ -192,13 +201,21 @@ BatchShape scoring_shape(const Trainer& trainer) {
   return shape;
 }
 
+std::unique_ptr<LoadedModel> load_start(const Settings& settings) {
+  const std::string& from = settings.run.init_from;
+  if (from.empty()) return std::make_unique<LoadedModel>(settings);
+  try {
+    return std::make_unique<LoadedModel>(from, settings);
+  } catch (const UserError& error) {
+    user_error("run.init_from, which the model is compared with: {}", error.what());
+  }
+}
+
 }  // namespace
 
 ReferenceModel::ReferenceModel(const Trainer& trainer) {
   const Settings& settings = trainer.settings();
-  model_ = settings.run.init_from.empty()
-               ? std::make_unique<LoadedModel>(settings)
-               : std::make_unique<LoadedModel>(settings.run.init_from, settings.run.device);
+  model_ = load_start(settings);
   require(model_->settings().model.vocab_size == settings.model.vocab_size,
           "run.init_from {} has a vocabulary of {} ids, the run one of {}", settings.run.init_from,
           model_->settings().model.vocab_size, settings.model.vocab_size);

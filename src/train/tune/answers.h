@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -25,6 +26,11 @@ struct Answer {
 
 /// The ids of a prompt; an empty one is that of a new document.
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt);
+
+/// A prompt and a text that goes on behind it, with the end of the document. Each is encoded for
+/// itself, as they are where a model answers.
+Answer encode_answer(const Tokenizer& tokenizer, const std::string& prompt,
+                     const std::string& text);
 
 /// Log-probabilities of answers under some weights, found by forward passes of the shape of the
 /// training's micro-batches. All that it is given must outlive it.
@@ -99,6 +105,8 @@ class ReferenceModel {
   /// Loads run.init_from, or makes the weights that run.seed gives. The trainer must outlive it.
   explicit ReferenceModel(const Trainer& trainer);
   AnswerScorer& scorer() { return *scorer_; }
+  /// The checkpoint; empty for random weights.
+  const std::filesystem::path& path() const { return model_->path(); }
 
  private:
   std::unique_ptr<LoadedModel> model_;

@@ -11,6 +11,21 @@
 namespace tessera {
 namespace {
 
+/// Tokenizers that begin a text with a space do not begin an answer with one more.
+TEST(EncodedAnswers, GoOnBehindTheirPrompts) {
+  for (const char* name : {"sp_bpe_llama.model", "sentencepiece_style.json"}) {
+    const auto path = std::filesystem::path(TESSERA_TEST_DATA) / "tokenizers" / name;
+    const auto tokenizer = make_tokenizer({.path = path.string()});
+    std::vector<int32_t> prompt, expected;
+    tokenizer->encode("the day", prompt);
+    tokenizer->encode("the day and the night", expected);
+    expected.push_back(tokenizer->end_of_document());
+    const Answer answer = encode_answer(*tokenizer, "the day", " and the night");
+    EXPECT_EQ(answer.tokens, expected) << name;
+    EXPECT_EQ(answer.first, std::ssize(prompt)) << name;
+  }
+}
+
 /// Every answer is one stretch of a micro-batch, none longer than a row, whose work in attention is
 /// about that of others.
 TEST(AnswerBatches, ArePackedWholeAndEvenly) {

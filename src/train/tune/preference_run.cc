@@ -7,6 +7,7 @@
 #include "train/tune/policy.h"
 #include "train/tune/tune_loop.h"
 #include "train/tune/tune_run.h"
+#include "train/tune/tuned_from.h"
 
 namespace tessera {
 namespace {
@@ -60,12 +61,9 @@ class PairSource {
     return json[key].get<std::string>();
   }
 
-  /// Prompt and answer are encoded apart, as they are when a model answers, which it ends.
   Answer make_answer(const Json& json, const char* key, const std::string& place) const {
-    Answer answer{.tokens = encode_prompt(tokenizer_, text_of(json, "prompt", place))};
-    answer.first = std::ssize(answer.tokens);
-    tokenizer_.encode(text_of(json, key, place), answer.tokens);
-    answer.tokens.push_back(tokenizer_.end_of_document());
+    Answer answer =
+        encode_answer(tokenizer_, text_of(json, "prompt", place), text_of(json, key, place));
     const int64_t room = settings_.data.sequence_length + 1;
     require(std::ssize(answer.tokens) <= room,
             "{}: \"prompt\" and \"{}\" have {} tokens with the end of the document, above the {} "
@@ -91,6 +89,8 @@ void train_on_preferences(const TrainRequest& request, World& world, std::ostrea
   Trainer& trainer = run.trainer();
   const Settings& settings = trainer.settings();
   ReferenceModel reference(trainer);
+  note_tuned_from(
+      run, {.examples = hash_examples(settings), .reference = hash_checkpoint(reference.path())});
   AnswerScorer scorer = score_trainer(trainer);
   run_tuned_steps(
       run, 1,

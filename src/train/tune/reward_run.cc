@@ -7,6 +7,7 @@
 #include "train/tune/rollout.h"
 #include "train/tune/tune_loop.h"
 #include "train/tune/tune_run.h"
+#include "train/tune/tuned_from.h"
 #include "train/tune/weight_exports.h"
 
 namespace tessera {
@@ -40,6 +41,8 @@ class RewardSteps {
                     "predicted",
                     format_bytes(writer_.cache_bytes())));
     if (settings_.rl.kl_coefficient > 0) reference_ = std::make_unique<ReferenceModel>(trainer_);
+    note_tuned_from(run_, {.examples = hash_examples(settings_),
+                           .reference = reference_ ? hash_checkpoint(reference_->path()) : ""});
   }
 
   TunedStep next() {

@@ -21,7 +21,9 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::vector<std::vector<float>> no_weights(const Rollout& rollout) {
   std::vector<std::vector<float>> weights;
@@ -203,6 +205,62 @@ TEST_F(TuneRun, PreferencesAreLearned) {
   EXPECT_LT(records.back().loss, 0.3);
   EXPECT_EQ(number(records.back(), "accuracy"), 1);
   EXPECT_GT(number(records.back(), "margin"), 1);
+}
+
+TEST_F(TuneRun, HoldsOutNothingToEvaluate) {
+  Settings own = dpo_settings("held-out");
+  own.train.steps = own.schedule.num_steps = 1;
+  run(own);
+  LoadedModel model(own.run.folder, DeviceChoice::kCpu);
+  EXPECT_THAT([&] { evaluate(model, {}); },
+              ThrowsMessage<UserError>(HasSubstr("the run held no data out for validation")));
+}
+
+/// In whatever precision the run holds the weights that it begins with, at its start it is the
+/// model that it is compared with.
+TEST_F(TuneRun, ReferencesAreOfTheRunsPrecision) {
+  const auto of = [](Settings own, Precision precision) {
+    own.train.precision = precision;
+    own.train.steps = own.schedule.num_steps = 1;
+    return own;
+  };
+  for (const auto& [from, to] :
+       {std::pair(Precision::kF32, Precision::kBF16), std::pair(Precision::kBF16, Precision::kF32),
+        std::pair(Precision::kBF16, Precision::kFp16)}) {
+    const auto name = fmt::format("{}-{}", precision_name(from), precision_name(to));
+    const Settings base = of(rl_settings("base-" + name), from);
+    run(base);
+    Settings own = of(dpo_settings("dpo-" + name), to);
+    own.run.init_from = base.run.folder;
+    const auto records = run(own);
+    EXPECT_EQ(number(records.front(), "margin"), 0) << name;
+    EXPECT_NEAR(records.front().loss, std::log(2.0), 1e-6) << name;
+  }
+}
+
+/// A run that continues with other pairs, or is compared with another model, says so.
+TEST_F(TuneRun, WhatIsLearnedFromIsCompared) {
+  const auto train_to = [&](Settings own, int64_t steps) {
+    own.train.steps = own.schedule.num_steps = steps;
+    out_.str("");
+    run(own);
+    return out_.str();
+  };
+  const Settings base = rl_settings("base");
+  train_to(base, 1);
+  Settings own = dpo_settings("dpo");
+  own.run.init_from = base.run.folder;
+  const auto changed = [](const char* what) { return HasSubstr(what); };
+  constexpr const char* kReference = "are no longer those that the run began with";
+  constexpr const char* kPairs = "pairs.jsonl has changed since the run began";
+  const auto is_silent = AllOf(Not(changed(kReference)), Not(changed(kPairs)));
+  EXPECT_THAT(train_to(own, 1), is_silent);
+  EXPECT_THAT(train_to(own, 2), is_silent);
+  train_to(base, 2);
+  EXPECT_THAT(train_to(own, 3), AllOf(changed(kReference), Not(changed(kPairs))));
+  std::ofstream(own.dpo.pairs, std::ios::app)
+      << "{\"prompt\": \"four\", \"chosen\": \"yes\", \"rejected\": \"no\"}\n";
+  EXPECT_THAT(train_to(own, 4), AllOf(Not(changed(kReference)), changed(kPairs)));
 }
 
 /// The logits that are clipped are those of the passes that learn; scores are found without.

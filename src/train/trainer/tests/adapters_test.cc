@@ -231,6 +231,39 @@ TEST_F(Adapters, AsPeftsMakeTheMergedModel) {
   EXPECT_GT(num_modules, 8);
 }
 
+/// Of experts PEFT may double rank and alpha; what it may leave out is said.
+TEST_F(Adapters, AreWrittenWithAFactorThatPeftKeeps) {
+  const std::string base = train_base();
+  const auto check = [&](const std::string& target, double alpha, bool rank_stabilized) {
+    Settings run = adapting(target, base);
+    run.model.lora.rank_stabilized = true;
+    run.model.lora.targets = {target};
+    const auto trainer = make_trainer(run);
+    trainer->step();
+    trainer->save(make_schema_text(run));
+    const LoadedModel model(run.run.folder, DeviceChoice::kCpu);
+    const std::string folder = folder_.file("peft-" + target);
+    const ConvertReport report = export_hf({.source = model.path(),
+                                            .target = folder,
+                                            .model = model.settings().model,
+                                            .family = {},
+                                            .like = {},
+                                            .adapters_only = true,
+                                            .fused_experts = {},
+                                            .options = {}});
+    const auto config = nlohmann::json::parse(read_text_file(folder + "/adapter_config.json"));
+    EXPECT_EQ(config["lora_alpha"], alpha) << target;
+    EXPECT_EQ(config["use_rslora"], rank_stabilized) << target;
+    const bool warns = std::ranges::any_of(report.notes, [](const std::string& note) {
+      return note.find("PEFT") != std::string::npos;
+    });
+    EXPECT_EQ(warns, target != "attn") << target;
+  };
+  check("attn", 8, true);
+  check("mlp", 8, true);
+  check("moe.experts", 16, false);  // 8 / sqrt(4) = 16 / 4
+}
+
 TEST_F(Adapters, AreNeitherLostNorOfRandomWeights) {
   const std::string base = train_base();
   const Settings run = adapting("lora", base);
@@ -246,6 +279,22 @@ TEST_F(Adapters, AreNeitherLostNorOfRandomWeights) {
   EXPECT_EQ(copy_weights_of(*second), copy_weights_of(*trainer));
   EXPECT_THAT([&] { make_trainer(adapting("random", "")); },
               ThrowsMessage<UserError>(HasSubstr("run.init_from is empty")));
+}
+
+/// With another factor the same matrices are another model.
+TEST_F(Adapters, AreNotScaledAnew) {
+  const Settings run = adapting("lora", train_base());
+  const auto trainer = make_trainer(run);
+  trainer->step();
+  trainer->save(make_schema_text(run));
+  Settings scaled = adapting("scaled", run.run.folder);
+  scaled.model.lora.alpha = 16;
+  EXPECT_THAT([&] { make_trainer(scaled); },
+              ThrowsMessage<UserError>(HasSubstr("adapters of lora.alpha 8")));
+  scaled = adapting("stabilized", run.run.folder);
+  scaled.model.lora.rank_stabilized = true;
+  EXPECT_THAT([&] { make_trainer(scaled); },
+              ThrowsMessage<UserError>(HasSubstr("set [lora] as that run has it")));
 }
 
 TEST_F(Adapters, RefuseWhatDoesNotGoTogether) {
