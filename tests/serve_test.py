@@ -166,6 +166,7 @@ class Answers(unittest.TestCase):
             whole = self.server.complete(**fields)
             parts = self.server.stream(**fields, stream_options={"include_usage": True})
             self.assertEqual(parts[-1]["usage"], whole["usage"])
+            self.assertTrue(all(part["usage"] is None for part in parts[:-1]))
             for choice in whole["choices"]:
                 own = [c for part in parts for c in part["choices"] if c["index"] == choice["index"]]
                 self.assertEqual("".join(c["text"] for c in own), choice["text"])
@@ -284,7 +285,8 @@ class Answers(unittest.TestCase):
 
     def test_neutral_fields_are_taken(self):
         self.server.complete(prompt="a", model="run", max_tokens=2, best_of=1, presence_penalty=0,
-                             frequency_penalty=0.0, logit_bias={}, suffix=None, user="me", top_k=3, stop=None)
+                             frequency_penalty=0.0, logit_bias={}, suffix=None, user="me", top_k=3, stop=None,
+                             store=True, metadata={"of": "me"}, service_tier="auto")
 
     def test_a_client_that_leaves_frees_its_texts(self):
         for fields in ({"stream": True}, {}):
@@ -332,6 +334,17 @@ class Chats(unittest.TestCase):
             parts = server.stream(chat, **fields)
             self.assertEqual(parts[0]["choices"][0]["delta"]["role"], "assistant")
             self.assertEqual("".join(p["choices"][0]["delta"]["content"] for p in parts), text)
+            # What a client sends of its own, and an answer that it sends back, change nothing.
+            neutral = {"store": False, "metadata": {"of": "me"}, "service_tier": "default", "user": "me",
+                       "parallel_tool_calls": True, "reasoning_effort": "none", "response_format": {"type": "text"}}
+            self.assertEqual(server.complete(chat, **fields, **neutral)["choices"][0]["message"]["content"], text)
+            answer = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None}
+            self.assertEqual(server.complete(chat, messages=[answer, *messages])["usage"]["prompt_tokens"],
+                             len("Assistant: \n\n" + prompt))
+            for field, value in (("tools", [{"type": "function"}]), ("reasoning_effort", "high"),
+                                 ("response_format", {"type": "json_object"}), ("service_tier", "priority")):
+                status, body, _ = server.request("POST", chat, {**fields, field: value})
+                self.assertEqual((status, json.loads(body)["error"]["param"]), (400, field))
             for broken in ([], "x", [1], [{"role": "robot", "content": "x"}], [{"role": "user"}],
                            [{"role": "user", "content": [{"type": "image_url"}]}]):
                 status, _, _ = server.request("POST", chat, {"messages": broken})
