@@ -34,13 +34,15 @@ std::string prefix_for(const TextSource& source, const Tokenizer& tokenizer,
 
 TokenizeSummary prepare_tokens(const TextSource& source, const Tokenizer& tokenizer,
                                const std::string& cache_dir,
-                               const std::function<void(const TokenizeProgress&)>& progress) {
+                               const std::function<void(const TokenizeProgress&)>& progress,
+                               const std::function<void()>& pause) {
   require(!cache_dir.empty(), "no folder is given for the token file");
   list_text_files(source);  // refuses what cannot be read before anything is named after it
   return tokenize_text({.source = source,
                         .prefix = prefix_for(source, tokenizer, cache_dir),
                         .other = OtherTokens::kReplace,
-                        .progress = progress},
+                        .progress = progress,
+                        .pause = pause},
                        tokenizer);
 }
 
