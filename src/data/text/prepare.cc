@@ -23,7 +23,8 @@ std::string prefix_for(const TextSource& source, const Tokenizer& tokenizer,
                                  static_cast<int>(source.format), source.json_key,
                                  source.instructions, source.skip_invalid);
   for (const std::string& path : source.paths) what += "\n" + fs::weakly_canonical(path).string();
-  std::string name = fs::path(source.paths.front()).stem().string();
+  constexpr size_t kLongestName = 128;  // bytes, of the 255 that a name may have with what follows
+  std::string name = fs::path(source.paths.front()).stem().string().substr(0, kLongestName);
   std::ranges::replace_if(
       name, [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_'; }, '_');
   const uint64_t hash = hash_text(what.data(), what.size());
