@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <functional>
@@ -9,6 +10,7 @@
 
 #include "comm/error.h"
 #include "comm/process_world.h"
+#include "comm/tcp/link.h"
 #include "comm/testing/collective_checks.h"
 #include "comm/testing/torch_agent.h"
 #include "core/memory.h"
@@ -16,6 +18,7 @@
 namespace tessera {
 namespace {
 
+using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using Bytes = std::vector<uint8_t>;
@@ -210,6 +213,19 @@ TEST(TcpTransport, AnAbortIsKnownByItsRankAndCode) {
     }
     EXPECT_THAT(*lost, ContainsRegex("rank 1 at .* ended the job with exit code 7"));
   });
+}
+
+TEST(TcpLink, TellsThatNothingGoesAnyMore) {
+  const Socket listener = listen_on(loopback_addresses(0));
+  const Address address = local_address(listener);
+  Link link({connect_to(address, TcpClock::now() + std::chrono::seconds(10)), address}, 3);
+  link.say_goodbye();
+  EXPECT_EQ(link.unwritable(), "");
+  ASSERT_EQ(shutdown(link.descriptor(), SHUT_WR), 0);
+  link.say_goodbye();
+  EXPECT_THAT(link.unwritable(), AllOf(HasSubstr("rank 3 at"), HasSubstr("Broken pipe")));
+  EXPECT_FALSE(link.wants_to_write());
+  EXPECT_EQ(link.lost(), "") << "something may still come";
 }
 
 TEST(TcpTransport, GroupsMadeInOtherOrdersAreFound) {
