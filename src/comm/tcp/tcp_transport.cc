@@ -228,8 +228,7 @@ class TcpTransport : public Transport {
   ~TcpTransport() override {
     if (mesh_->gave_up()) return;
     try {
-      mesh_->part(TcpClock::now() + std::chrono::duration_cast<TcpClock::duration>(
-                                        std::chrono::duration<double>(join_.timeout_seconds)));
+      mesh_->part(TcpClock::now() + to_duration(join_.timeout_seconds));
     } catch (const std::exception&) {
       // All that this rank had to do is done.
     }

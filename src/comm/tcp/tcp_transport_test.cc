@@ -240,6 +240,25 @@ TEST(TcpTransport, GroupsMadeInOtherOrdersAreFound) {
   });
 }
 
+TEST(TcpTransport, ATimeLimitMayBeAnyNumber) {
+  const int64_t port = find_free_port();
+  std::atomic<int> num_met = 0;
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      TcpJoin join = make_join(rank, 2, port);
+      join.timeout_seconds = 1e300;
+      try {
+        num_met += connect_tcp(join)->size() == 2 ? 1 : 0;
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_met, 2);
+}
+
 TEST(TcpTransport, RanksPartTogether) {
   std::atomic<bool> late_one_left = false;
   run_transports(3, [&](std::unique_ptr<Transport> transport) {
