@@ -5,6 +5,7 @@ Only Python's own library is needed. OpenAI's client takes part where it is inst
 """
 import concurrent.futures
 import contextlib
+import gzip
 import http.client
 import json
 import os
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 import unittest
+import zlib
 
 PROGRAM = ""
 WORDS = "the old king went to sea with his three sons and saw a great whale under the stars".split()
@@ -166,6 +168,7 @@ class Answers(unittest.TestCase):
             whole = self.server.complete(**fields)
             parts = self.server.stream(**fields, stream_options={"include_usage": True})
             self.assertEqual(parts[-1]["usage"], whole["usage"])
+            self.assertTrue(all(part["usage"] is None for part in parts[:-1]))
             for choice in whole["choices"]:
                 own = [c for part in parts for c in part["choices"] if c["index"] == choice["index"]]
                 self.assertEqual("".join(c["text"] for c in own), choice["text"])
@@ -252,6 +255,43 @@ class Answers(unittest.TestCase):
                     self.assertTrue(answer == b"" or re.match(rb"HTTP/1.1 4\d\d", answer), answer)
         self.assertEqual(self.server.health()["status"], "ok")
 
+    def peak_kib(self):
+        status = pathlib.Path(f"/proc/{self.server.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+)", status).group(1))
+
+    def test_bodies_are_limited_however_they_come(self):
+        chat, complete = "/v1/chat/completions", "/v1/completions"
+        before = self.peak_kib()
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        bomb = b"".join(packer.compress(b" " * 2**20) for _ in range(300)) + packer.flush()
+        for path, expected in ((complete, 413), (chat, 413), ("/v1/nothing", 404), ("/v1/models", 405)):
+            status, body, _ = self.server.request("POST", path, bomb, {"Content-Encoding": "gzip"})
+            self.assertEqual(status, expected, body)
+            self.assertTrue(json.loads(body)["error"]["message"])
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as link:
+                with contextlib.suppress(ConnectionError):
+                    link.sendall(b"POST %s HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" % path.encode())
+                    for _ in range(300):
+                        link.sendall(b"100000\r\n" + b" " * 2**20 + b"\r\n")
+                with contextlib.suppress(ConnectionError):
+                    answer = link.recv(65536)
+                    self.assertRegex(answer, rb"^(HTTP/1.1 %d|$)" % expected)
+        self.assertLess(self.peak_kib() - before, 100_000)
+        self.assertEqual(self.server.health()["status"], "ok")
+
+    def test_bodies_of_any_type_are_read(self):
+        fields = {"prompt": "old king ", "max_tokens": 5, "seed": 3}
+        expected = self.server.complete(**fields)["choices"]
+        long = json.dumps(fields) + " " * 20_000
+        for body, headers in ((long, {"Content-Type": "application/x-www-form-urlencoded"}), (long, {}),
+                              (gzip.compress(long.encode()), {"Content-Encoding": "gzip"})):
+            status, answer, _ = self.server.request("POST", "/v1/completions", body, headers)
+            self.assertEqual((status, json.loads(answer).get("choices")), (200, expected), answer)
+        parts = {"Content-Type": "multipart/form-data; boundary=x"}
+        status, answer, _ = self.server.request("POST", "/v1/completions", "--x\r\n\r\na\r\n--x--\r\n", parts)
+        self.assertEqual(status, 400, answer)
+        self.assertIn("JSON is expected", json.loads(answer)["error"]["message"])
+
     def send_raw(self, request):
         """What comes until the server ends the connection, within ten seconds."""
         with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as link:
@@ -276,6 +316,10 @@ class Answers(unittest.TestCase):
                     self.assertIn(b"Connection: close", head)
                     self.assertNotIn(b"Keep-Alive", head)
                     self.assertIn("Content-Length", json.loads(body)["error"]["message"])  # and no second answer
+        both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        answer = self.send_raw(b"POST /v1/completions HTTP/1.1\r\n" + both + health)
+        self.assertRegex(answer, rb"^HTTP/1.1 400")
+        self.assertEqual(answer.count(b"HTTP/1.1"), 1, answer)
         for lines in (b"", b"Content-Length:\r\n"):
             answer = self.send_raw(b"POST /v1/completions HTTP/1.1\r\n" + lines + b"\r\n" + health)
             self.assertRegex(answer, rb"^HTTP/1.1 411")
@@ -284,7 +328,8 @@ class Answers(unittest.TestCase):
 
     def test_neutral_fields_are_taken(self):
         self.server.complete(prompt="a", model="run", max_tokens=2, best_of=1, presence_penalty=0,
-                             frequency_penalty=0.0, logit_bias={}, suffix=None, user="me", top_k=3, stop=None)
+                             frequency_penalty=0.0, logit_bias={}, suffix=None, user="me", top_k=3, stop=None,
+                             store=True, metadata={"of": "me"}, service_tier="auto")
 
     def test_a_client_that_leaves_frees_its_texts(self):
         for fields in ({"stream": True}, {}):
@@ -332,6 +377,17 @@ class Chats(unittest.TestCase):
             parts = server.stream(chat, **fields)
             self.assertEqual(parts[0]["choices"][0]["delta"]["role"], "assistant")
             self.assertEqual("".join(p["choices"][0]["delta"]["content"] for p in parts), text)
+            # What a client sends of its own, and an answer that it sends back, change nothing.
+            neutral = {"store": False, "metadata": {"of": "me"}, "service_tier": "default", "user": "me",
+                       "parallel_tool_calls": True, "reasoning_effort": "none", "response_format": {"type": "text"}}
+            self.assertEqual(server.complete(chat, **fields, **neutral)["choices"][0]["message"]["content"], text)
+            answer = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None}
+            self.assertEqual(server.complete(chat, messages=[answer, *messages])["usage"]["prompt_tokens"],
+                             len("Assistant: \n\n" + prompt))
+            for field, value in (("tools", [{"type": "function"}]), ("reasoning_effort", "high"),
+                                 ("response_format", {"type": "json_object"}), ("service_tier", "priority")):
+                status, body, _ = server.request("POST", chat, {**fields, field: value})
+                self.assertEqual((status, json.loads(body)["error"]["param"]), (400, field))
             for broken in ([], "x", [1], [{"role": "robot", "content": "x"}], [{"role": "user"}],
                            [{"role": "user", "content": [{"type": "image_url"}]}]):
                 status, _, _ = server.request("POST", chat, {"messages": broken})

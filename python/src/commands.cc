@@ -23,7 +23,7 @@ template <typename Run>
 std::string print(const Run& run) {
   std::ostringstream out;
   Turns none;
-  compute(none, [&] { return run(out); });
+  compute(none, [&](const SignalMask& masked) { return run(out, masked); });
   return out.str();
 }
 
@@ -31,14 +31,19 @@ std::string plan(const ConfigBox& config, const PlanArguments& given) {
   PlanArguments arguments = given;
   arguments.config = arguments_of(config);
   arguments.json = true;
-  return print([&](std::ostream& out) { return run_plan(arguments, out); });
+  return print([&](std::ostream& out, const SignalMask& masked) {
+    SignalWatch signals;
+    arguments.pause = [&] { signals.look(masked); };
+    return run_plan(arguments, out);
+  });
 }
 
 std::string verify(const ConfigBox& config, const VerifyArguments& given) {
   VerifyArguments arguments = given;
   arguments.config = arguments_of(config);
   arguments.json = true;
-  return print([&](std::ostream& out) { return run_verify(arguments, out); });
+  return print(
+      [&](std::ostream& out, const SignalMask& /*masked*/) { return run_verify(arguments, out); });
 }
 
 }  // namespace
@@ -68,8 +73,10 @@ void add_commands(nb::module_& module) {
         const ConvertArguments arguments{
             .source = source, .target = target, .to = to, .dtype = dtype, .like = like};
         Turns none;
-        const ConvertReport report = compute(none, [&] {
-          return convert_model(arguments, [](std::string_view, int64_t, int64_t) {});
+        const ConvertReport report = compute(none, [&](const SignalMask& masked) {
+          SignalWatch signals;
+          return convert_model(arguments, [&](std::string_view /*stage*/, int64_t /*done*/,
+                                              int64_t /*total*/) { signals.look(masked); });
         });
         return report.notes;
       },

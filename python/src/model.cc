@@ -4,7 +4,6 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -87,21 +86,6 @@ FloatArray measure_logits(ModelBox& model, const IntArray& array) {
                   {static_cast<size_t>(tokens.num_rows), static_cast<size_t>(tokens.length),
                    static_cast<size_t>(vocab_size)});
 }
-
-/// Looks for signals now and then: each look waits for other threads of Python.
-class SignalWatch {
- public:
-  void look(const SignalMask& masked) {
-    constexpr auto kBetween = std::chrono::milliseconds(50);
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < kBetween) return;
-    last_ = now;
-    take_signals(masked);
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 /// What a call of generate is told.
 struct GenerateCall {

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <chrono>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -52,6 +53,21 @@ auto compute(Turns& turns, const Work& work) {
 /// Within `compute`, between two parts of it: lets signals come that arrived meanwhile. Throws what
 /// Python's handlers raise, such as KeyboardInterrupt.
 void take_signals(const SignalMask& masked);
+
+/// Looks for signals now and then: each look waits for other threads of Python.
+class SignalWatch {
+ public:
+  void look(const SignalMask& masked) {
+    constexpr auto kBetween = std::chrono::milliseconds(50);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < kBetween) return;
+    last_ = now;
+    take_signals(masked);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
 
 /// What speaks DLPack, of any type and on any device.
 using SharedArray = nb::ndarray<nb::array_api>;

@@ -96,7 +96,9 @@ nb::dict to_dict(const StepRecord& record) {
 /// A training as one rank, whose steps Python calls.
 class TrainerBox {
  public:
-  TrainerBox(const ConfigBox& config, std::function<void(std::string)> take_line)
+  /// `pause` is called while this is made alone (TrainRequest).
+  TrainerBox(const ConfigBox& config, std::function<void(std::string)> take_line,
+             const std::function<void()>& pause)
       : lines_(std::move(take_line)), out_(&lines_), world_(make_single_world()) {
     require(detect_launch(process_environment()).num_ranks == 1,
             "Python trains on one rank, but this process was started as one of several; "
@@ -109,7 +111,8 @@ class TrainerBox {
     run_ = std::make_unique<TrainingRun>(TrainRequest{.settings = settings,
                                                       .config_toml = config.schema().to_toml(),
                                                       .terminal = {},
-                                                      .given_batches = !has_data_},
+                                                      .given_batches = !has_data_,
+                                                      .pause = pause},
                                          *world_, out_);
     lines_.rethrow();
     Trainer& trainer = run_->trainer();
@@ -200,7 +203,11 @@ class TrainerBox {
 std::unique_ptr<TrainerBox> make_trainer(const ConfigBox& config,
                                          std::function<void(std::string)> take_line) {
   Turns none;
-  return compute(none, [&] { return std::make_unique<TrainerBox>(config, std::move(take_line)); });
+  return compute(none, [&](const SignalMask& masked) {
+    SignalWatch signals;
+    return std::make_unique<TrainerBox>(config, std::move(take_line),
+                                        [&] { signals.look(masked); });
+  });
 }
 
 }  // namespace

@@ -1,7 +1,11 @@
 """What tests share. TESSERA_PROGRAM names the program that the module is compared with."""
 import os
 import pathlib
+import signal
 import subprocess
+import sys
+import textwrap
+import time
 
 import numpy
 import pytest
@@ -50,3 +54,19 @@ def same_bits(one, other):
     """Whether two dicts of arrays are equal to the bit."""
     return one.keys() == other.keys() and all(
         numpy.array_equal(one[name].view(numpy.uint8), other[name].view(numpy.uint8)) for name in one)
+
+
+def interrupt(script, has_begun):
+    """What a script prints after "ready" when it gets Ctrl-C once `has_begun`, and after how many seconds it ends."""
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        end = time.monotonic() + 60
+        while not has_begun() and time.monotonic() < end:
+            time.sleep(0.02)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        printed = process.communicate(timeout=100)[0]
+        return printed, time.monotonic() - begin
+    finally:
+        process.kill()

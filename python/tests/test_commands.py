@@ -1,8 +1,10 @@
 """plan and verify are the program's."""
 import json
+import pathlib
+import time
 
 import pytest
-from conftest import run_program, tiny
+from conftest import interrupt, run_program, tiny
 
 import tessera
 
@@ -22,6 +24,21 @@ def test_plan_is_the_programs():
     assert len(explained["layouts"]) == 1
     with pytest.raises(tessera.Error, match="h100-ib"):
         tessera.plan(config, hardware="abacus", gpus=2)
+
+
+def test_ctrl_c_ends_a_search():
+    begin = time.monotonic()
+    printed, seconds = interrupt("""
+        import tessera
+        config = tessera.Config("deepseek-v3", {"data.sequence_length": 4096, "train.global_batch": 4096})
+        print("ready", flush=True)
+        try:
+            tessera.plan(config, hardware="epyc-core", gpus=1024, write="best.toml")
+        except KeyboardInterrupt:
+            print("stopped")
+    """, lambda: time.monotonic() > begin + 3)
+    assert printed == "stopped\n" and seconds < 10
+    assert not pathlib.Path("best.toml").exists()
 
 
 def test_verify_compares_and_proves():

@@ -1,5 +1,6 @@
 """Training by Python gives the program's bits."""
 import gc
+import gzip
 import io
 import pathlib
 import subprocess
@@ -10,7 +11,7 @@ import warnings
 
 import numpy
 import pytest
-from conftest import run_program, same_bits, tiny, weights_of
+from conftest import interrupt, run_program, same_bits, tiny, weights_of
 
 import tessera
 
@@ -170,6 +171,23 @@ def test_ctrl_c_is_a_keyboard_interrupt_after_a_whole_step():
     assert done.returncode == 0, done.stderr
     step = int(done.stdout.split()[1])
     assert step > 0 and tessera.read_checkpoint("stopped").step == step
+
+
+def test_ctrl_c_ends_tokenizing(folder):
+    part = gzip.compress(b"and the waters returned from off the earth continually\n" * 500_000)
+    pathlib.Path("long.txt.gz").write_bytes(part * 60)
+    printed, seconds = interrupt("""
+        import pathlib, tessera
+        settings = {"data.sequence_length": 32, "train.steps": 1, "run.folder": "long", "run.device": "cpu"}
+        print("ready", flush=True)
+        try:
+            tessera.Trainer(tessera.Config("tiny", {**settings, "data.text": "long.txt.gz"}))
+        except KeyboardInterrupt:
+            print("stopped", list(pathlib.Path("long/tokens").glob("*.idx")))
+        with tessera.Trainer(tessera.Config("tiny", {**settings, "data.text": "text.txt"})) as trainer:
+            print(next(iter(trainer)).step)
+    """, lambda: any(folder.glob("long/tokens/*.partial/tokens")))
+    assert printed == "stopped []\n1\n" and seconds < 10
 
 
 def test_what_is_raised_where_a_line_is_told_is_raised(monkeypatch):

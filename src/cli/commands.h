@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -175,6 +176,7 @@ struct PlanArguments {
   std::string trace;                         ///< file for a trace; likewise
   std::string chakra;  ///< how the names of files for simulators of networks begin; likewise
   bool json = false;
+  std::function<void()> pause = {};  ///< see search_plan
 };
 
 struct DoctorArguments {

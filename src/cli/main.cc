@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/exit_code.h"
 #include "core/limits.h"
+#include "core/process/lost_page.h"
 #include "core/process/standard_output.h"
 #include "core/text/message.h"
 
@@ -54,6 +55,7 @@ int run(int argc, char** argv, StandardOutput& output) {
 
 int main(int argc, char** argv) {
   tessera::prepare_process();
+  const tessera::LostPageMessage message;
   std::cerr.tie(nullptr);  // a message must not fail for what standard output holds
   tessera::StandardOutput output(std::cout, STDOUT_FILENO, std::cerr);
   return output.finish(tessera::run(argc, argv, output));

@@ -379,7 +379,8 @@ PlanResult find_layouts(const PlanArguments& arguments, const PlanRequest& reque
                         const StepWork& work) {
   if (!arguments.explain) {
     ProgressBar bar(std::cerr, detect_terminal(STDERR_FILENO), "planning");
-    return search_plan(request.space, work, [&](double share) { bar.update(share, ""); });
+    const auto show = [&](double share) { bar.update(share, ""); };
+    return search_plan(request.space, work, show, arguments.pause);
   }
   PlanResult result{.model_flops = flops_of(request.space.base)};
   const bool may_choose = request.space.may_set("train.recompute") &&
@@ -391,8 +392,8 @@ PlanResult find_layouts(const PlanArguments& arguments, const PlanRequest& reque
     settings.train.schedule =
         choose_schedule(settings, request.space.num_ranks, request.hardware).schedule;
   }
-  PlannedLayout layout =
-      plan_layout(settings, request.space.num_ranks, work, result.model_flops, may_choose);
+  PlannedLayout layout = plan_layout(settings, request.space.num_ranks, work, result.model_flops,
+                                     may_choose, arguments.pause);
   result.num_judged = 1;
   if (layout.fits || !arguments.must_fit) {
     result.layouts.push_back(std::move(layout));

@@ -1,5 +1,7 @@
 #include "serve/completion_request.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -89,8 +91,24 @@ class Fields {
   /// A field that may have no other value than those that change nothing.
   void require_neutral(const std::string& name, const std::vector<Json>& neutral) {
     const Json* value = find(name);
-    if (value != nullptr && std::ranges::find(neutral, *value) == neutral.end())
-      refuse_field(name, fmt::format("'{}' is not supported here", name), "unsupported_value");
+    if (value == nullptr || std::ranges::find(neutral, *value) != neutral.end()) return;
+    std::vector<std::string> texts;
+    for (const Json& one : neutral) texts.push_back(one.dump());
+    refuse_field(name,
+                 texts.empty() ? fmt::format("'{}' is not supported here", name)
+                               : fmt::format("'{}' is supported here only as {}", name,
+                                             fmt::join(texts, " or ")),
+                 "unsupported_value");
+  }
+
+  /// An object that is for its sender alone, with texts.
+  void labels(const std::string& name) {
+    const Json* value = find(name);
+    const bool fits =
+        value == nullptr || (value->is_object() && std::ranges::all_of(*value, [](const Json& one) {
+                               return one.is_string();
+                             }));
+    if (!fits) refuse_field(name, fmt::format("'{}' must be an object of strings", name));
   }
 
   void refuse_others() const {
@@ -158,10 +176,13 @@ bool read_include_usage(Fields& fields, bool stream) {
   if (options == nullptr) return false;
   if (!stream) refuse_field("stream_options", "'stream_options' goes with \"stream\": true only");
   const bool known = options->is_object() && std::ranges::all_of(options->items(), [](auto item) {
-                       return item.key() == "include_usage" && item.value().is_boolean();
+                       return (item.key() == "include_usage" && item.value().is_boolean()) ||
+                              (item.key() == "include_obfuscation" && item.value() == false);
                      });
   if (!known)
-    refuse_field("stream_options", "'stream_options' must be {\"include_usage\": true or false}");
+    refuse_field("stream_options",
+                 "'stream_options' may have \"include_usage\": true or false, and "
+                 "\"include_obfuscation\": false");
   return options->value("include_usage", false);
 }
 
@@ -218,9 +239,11 @@ std::vector<Choice> read_prompts(Fields& fields, const Tokenizer& tokenizer) {
   return prompts;
 }
 
+/// The text of a message; an answer that was none may come back without.
 std::string message_text(const Json& message) {
   const auto content = message.find("content");
   if (content != message.end() && content->is_string()) return content->get<std::string>();
+  if (message["role"] == "assistant" && (content == message.end() || content->is_null())) return "";
   std::string text;
   const bool parts = content != message.end() && content->is_array() &&
                      std::ranges::all_of(*content, [&](const Json& part) {
@@ -232,6 +255,23 @@ std::string message_text(const Json& message) {
                      });
   if (!parts) refuse_field("messages", "a message's 'content' must be text");
   return text;
+}
+
+/// Whether a message's field, beside role and content, changes nothing: a null, a name (which a
+/// prompt has no place for), and what an answer that is sent back has empty.
+bool is_neutral(const std::string& field, const Json& value) {
+  if (value.is_null()) return true;
+  if (field == "name") return value.is_string();
+  if (field == "annotations") return value.is_array();
+  return field == "tool_calls" && value == Json::array();
+}
+
+void check_message_fields(const Json& message) {
+  for (const auto& [field, value] : message.items()) {
+    if (field != "role" && field != "content" && !is_neutral(field, value))
+      refuse_field("messages", fmt::format("a message's '{}' is not supported here", field),
+                   "unsupported_value");
+  }
 }
 
 /// The messages one after another, each with its role before it, and the answer's role last.
@@ -248,6 +288,7 @@ std::string plain_chat(const Json& messages) {
       refuse_field("messages", fmt::format("a message's role is {}; it must be system, user or "
                                            "assistant",
                                            role.dump()));
+    check_message_fields(message);
     prompt += fmt::format("{}: {}\n\n", name, message_text(message));
   }
   return prompt + "Assistant:";
@@ -277,15 +318,38 @@ std::optional<int64_t> read_logprobs(Fields& fields, bool is_chat) {
   return wanted ? std::optional(count.value_or(0)) : std::nullopt;
 }
 
+/// What is for the books of OpenAI's service, its caches and its queues: nothing is kept here, and
+/// all requests are equal.
+void read_bookkeeping(Fields& fields) {
+  for (const char* name : {"user", "safety_identifier", "prompt_cache_key"}) fields.text(name, "");
+  fields.flag("store");
+  fields.labels("metadata");
+  fields.require_neutral("service_tier", {"auto", "default"});
+  fields.require_neutral("prompt_cache_retention", {"in-memory", "in_memory", "24h"});
+}
+
+/// Tools that may not be there, and texts of other kinds.
+void read_neutral_chat(Fields& fields) {
+  fields.require_neutral("response_format", {{{"type", "text"}}});
+  fields.require_neutral("tools", {Json::array()});
+  fields.require_neutral("tool_choice", {"none", "auto"});
+  fields.flag("parallel_tool_calls");
+  fields.require_neutral("functions", {Json::array()});
+  fields.require_neutral("function_call", {"none", "auto"});
+  fields.require_neutral("modalities", {Json::array({"text"})});
+  fields.require_neutral("reasoning_effort", {"none"});
+  fields.require_neutral("verbosity", {"medium"});
+  for (const char* name : {"audio", "prediction", "web_search_options"})
+    fields.require_neutral(name, {});
+}
+
 void read_neutral(Fields& fields, bool is_chat) {
-  fields.text("user", "");
+  read_bookkeeping(fields);
   fields.require_neutral("presence_penalty", {0});
   fields.require_neutral("frequency_penalty", {0});
   fields.require_neutral("logit_bias", {Json::object()});
   if (is_chat) {
-    fields.require_neutral("response_format", {{{"type", "text"}}});
-    fields.require_neutral("tools", {Json::array()});
-    fields.require_neutral("tool_choice", {"none", "auto"});
+    read_neutral_chat(fields);
   } else {
     fields.require_neutral("best_of", {1});
     fields.require_neutral("suffix", {""});

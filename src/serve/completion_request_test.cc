@@ -64,6 +64,93 @@ TEST_F(CompletionRequests, ChatsBecomePrompts) {
             400);
 }
 
+/// What OpenAI's clients send of their own, or send back, and what would change the answer.
+TEST_F(CompletionRequests, FieldsThatChangeNothingAreTaken) {
+  const auto with = [&](const std::string& field, const std::string& value) {
+    return fmt::format(R"({{"messages": [{{"role": "user", "content": "hi"}}], "{}": {}}})", field,
+                       value);
+  };
+  const std::vector<std::pair<std::string, std::vector<std::string>>> taken = {
+      {"store", {"true", "false", "null"}},
+      {"metadata", {"{}", R"({"a": "b"})", "null"}},
+      {"service_tier", {R"("auto")", R"("default")"}},
+      {"user", {R"("me")"}},
+      {"safety_identifier", {R"("me")"}},
+      {"prompt_cache_key", {R"("me")"}},
+      {"prompt_cache_retention", {R"("24h")", R"("in-memory")"}},
+      {"parallel_tool_calls", {"true", "false"}},
+      {"tools", {"[]"}},
+      {"tool_choice", {R"("none")"}},
+      {"functions", {"[]"}},
+      {"function_call", {R"("auto")"}},
+      {"modalities", {R"(["text"])"}},
+      {"reasoning_effort", {R"("none")", "null"}},
+      {"verbosity", {R"("medium")"}},
+      {"response_format", {R"({"type": "text"})"}},
+      {"prediction", {"null"}}};
+  for (const auto& [field, values] : taken) {
+    for (const std::string& value : values)
+      EXPECT_EQ(status(with(field, value), true), 200) << field;
+  }
+  const std::vector<std::pair<std::string, std::string>> refused = {
+      {"store", "1"},
+      {"metadata", R"({"a": 1})"},
+      {"metadata", R"(["a"])"},
+      {"service_tier", R"("priority")"},
+      {"user", "5"},
+      {"parallel_tool_calls", R"("yes")"},
+      {"tools", R"([{"type": "function"}])"},
+      {"tool_choice", R"("required")"},
+      {"functions", R"([{"name": "f"}])"},
+      {"modalities", R"(["text", "audio"])"},
+      {"audio", R"({"voice": "ash"})"},
+      {"prediction", R"({"type": "content", "content": "a"})"},
+      {"reasoning_effort", R"("high")"},
+      {"verbosity", R"("low")"},
+      {"web_search_options", "{}"},
+      {"response_format", R"({"type": "json_object"})"}};
+  for (const auto& [field, value] : refused) {
+    const std::string body = with(field, value);
+    EXPECT_THAT([&] { parse(body, true); },
+                ::testing::ThrowsMessage<ApiError>(::testing::HasSubstr("'" + field + "'")));
+  }
+}
+
+TEST_F(CompletionRequests, StreamOptionsThatChangeNothingAreTaken) {
+  const auto with = [](const std::string& options) {
+    return fmt::format(R"({{"prompt": "a", "stream": true, "stream_options": {}}})", options);
+  };
+  EXPECT_FALSE(parse(with(R"({"include_obfuscation": false})")).include_usage);
+  EXPECT_TRUE(
+      parse(with(R"({"include_obfuscation": false, "include_usage": true})")).include_usage);
+  EXPECT_EQ(status(with(R"({"include_obfuscation": true})")), 400);
+  EXPECT_EQ(status(with(R"({"other": false})")), 400);
+}
+
+/// Messages as OpenAI's clients keep them: an answer with all of its fields.
+TEST_F(CompletionRequests, AnswersMayBeSentBack) {
+  const auto prompt = [&](const std::string& message) {
+    return parse(fmt::format(R"({{"messages": [{}]}})", message), true).choices[0].prompt;
+  };
+  EXPECT_EQ(prompt(R"({"role": "assistant", "content": "so", "refusal": null, "annotations": [],
+                       "audio": null, "function_call": null, "tool_calls": null})"),
+            "Assistant: so\n\nAssistant:");
+  EXPECT_EQ(prompt(R"({"role": "assistant", "content": null, "tool_calls": []})"),
+            "Assistant: \n\nAssistant:");
+  EXPECT_EQ(prompt(R"({"role": "assistant"})"), "Assistant: \n\nAssistant:");
+  EXPECT_EQ(prompt(R"({"role": "user", "name": "Ann", "content": [{"type": "text", "text": "a"},
+                       {"type": "text", "text": "b"}]})"),
+            "User: ab\n\nAssistant:");
+  for (const char* message :
+       {R"({"role": "user", "content": null})", R"({"role": "system"})",
+        R"({"role": "assistant", "content": null, "tool_calls": [{"id": "a"}]})",
+        R"({"role": "assistant", "content": "a", "refusal": "I cannot"})",
+        R"({"role": "assistant", "content": "a", "function_call": {"name": "f"}})",
+        R"({"role": "user", "content": "a", "mood": "good"})",
+        R"({"role": "tool", "content": "a", "tool_call_id": "a"})"})
+    EXPECT_EQ(status(fmt::format(R"({{"messages": [{}]}})", message), true), 400) << message;
+}
+
 TEST_F(CompletionRequests, TokensThatNobodyAsksForFitTheContext) {
   const std::string prompt(90, 'a');
   const CompletionRequest request = parse(fmt::format(R"({{"prompt": "{}"}})", prompt));

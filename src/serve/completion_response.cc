@@ -170,6 +170,7 @@ Json CompletionResponse::usage() const {
 std::string CompletionResponse::event(const Json& choices) const {
   Json json = envelope(true);
   json["choices"] = choices;
+  if (request_.include_usage) json["usage"] = Json();  // the last event's alone has numbers
   return data_event(dump(json));
 }
 

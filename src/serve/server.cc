@@ -104,6 +104,9 @@ bool ends_connection(const Response& response) {
 /// the client goes away.
 void check_length(const Request& request) {
   const size_t count = request.get_header_value_count("Content-Length");
+  if (count > 0 && request.has_header("Transfer-Encoding"))
+    throw ApiError(400, "invalid_request_error",
+                   "there are both Content-Length and Transfer-Encoding, which say different ends");
   if (count == 0 && request.method == "POST" && !request.has_header("Transfer-Encoding"))
     throw ApiError(411, "invalid_request_error", "there is no header Content-Length");
   for (size_t i = 0; i < count; ++i) {
@@ -117,21 +120,40 @@ void check_length(const Request& request) {
   }
 }
 
+bool takes_body(const Request& request) {
+  return request.path == kCompletions || request.path == kChatCompletions;
+}
+
+/// For a place that is not there, or not for this method.
+ApiError no_such_place(const Request& request) {
+  const bool posts = takes_body(request);
+  if (posts || request.path == kModels || request.path == kHealth)
+    return {
+        405, "invalid_request_error",
+        fmt::format("{} takes {}, not {}", request.path, posts ? "POST" : "GET", request.method)};
+  return {404, "invalid_request_error", fmt::format("there is no '{}' here", request.path)};
+}
+
+ApiError too_long() {
+  return {413, "invalid_request_error", "the body is longer than this server takes"};
+}
+
+/// Throws ApiError for what has a body where none is taken: httplib would read any length of it.
+void check_place(const Request& request) {
+  const bool asks = request.method == "GET" || request.method == "HEAD";
+  if (!asks && !(request.method == "POST" && takes_body(request))) throw no_such_place(request);
+}
+
 /// The error for a status that httplib itself answers with.
 ApiError error_of_status(const Request& request, const Response& response) {
-  const bool posts = request.path == kCompletions || request.path == kChatCompletions;
-  const bool known = posts || request.path == kModels || request.path == kHealth;
   const auto refused = [](int status, const std::string& message) {
     return ApiError(status, "invalid_request_error", message);
   };
   switch (response.status) {
     case 404:
-      if (known)
-        return refused(405, fmt::format("{} takes {}, not {}", request.path, posts ? "POST" : "GET",
-                                        request.method));
-      return refused(404, fmt::format("there is no '{}' here", request.path));
+      return no_such_place(request);
     case 413:
-      return refused(413, "the body is longer than this server takes");
+      return too_long();
     case 414:
       return refused(414, "the address is longer than this server takes");
     default:
@@ -255,6 +277,7 @@ struct CompletionServer::Impl {
       try {
         check_length(request);
         check_key(request);
+        check_place(request);
       } catch (const ApiError& error) {
         answer_and_end(response, error);
         return httplib::Server::HandlerResponse::Handled;
@@ -284,8 +307,11 @@ struct CompletionServer::Impl {
     });
     for (const bool is_chat : {false, true}) {
       http.Post(is_chat ? kChatCompletions : kCompletions,
-                [this, is_chat](const Request& request, Response& response) {
-                  complete(request, response, is_chat);
+                [this, is_chat](const Request& request, Response& response,
+                                const httplib::ContentReader& read) {
+                  std::string body;
+                  if (take_body(request, read, body, response))
+                    complete(request, body, response, is_chat);
                 });
     }
   }
@@ -317,12 +343,31 @@ struct CompletionServer::Impl {
     }
   }
 
-  void complete(const Request& request, Response& response, bool is_chat) {
+  /// Of whatever type and however it comes: of chunks and of what is unpacked httplib counts
+  /// nothing, and of forms it takes little. False where the response says what is wrong.
+  bool take_body(const Request& request, const httplib::ContentReader& read, std::string& body,
+                 Response& response) const {
+    if (request.is_multipart_form_data()) {
+      answer_and_end(response, ApiError(400, "invalid_request_error",
+                                        "the body is multipart/form-data; JSON is expected"));
+      return false;
+    }
+    bool fits = true;
+    const bool whole = read([&](const char* data, size_t length) {
+      fits = body.size() + length <= static_cast<size_t>(options.max_body);
+      if (fits) body.append(data, length);
+      return fits;
+    });
+    if (!fits) answer_and_end(response, too_long());
+    return whole;
+  }
+
+  void complete(const Request& request, const std::string& body, Response& response, bool is_chat) {
     if (draining) throw ApiError(503, "server_error", "the server is stopping");
     const std::string id =
         fmt::format("{}-{}", is_chat ? "chatcmpl" : "cmpl", next_id.fetch_add(1));
-    const auto own = std::make_shared<Answer>(
-        service, parse_completion(request.body, is_chat, rules), rules, id, num_answers);
+    const auto own = std::make_shared<Answer>(service, parse_completion(body, is_chat, rules),
+                                              rules, id, num_answers);
     own->submit();
     const char* type = own->streams() ? "text/event-stream" : kJson;
     const auto give = [own](size_t /*offset*/, DataSink& sink) { return own->give_or_end(sink); };

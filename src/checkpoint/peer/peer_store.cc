@@ -208,18 +208,24 @@ void PeerStore::publish(int64_t step) {
   remove_others(own_folder(), step);
 }
 
-/// What this rank sees on its machine of this run and of ranks that hold what they held then.
-std::vector<PeerStore::SeenPart> PeerStore::list_parts(const std::vector<int64_t>& layouts) const {
+/// What this rank sees on its machine of this run and of ranks that hold what they held then; of
+/// what others held the newest step.
+std::vector<PeerStore::SeenPart> PeerStore::list_parts(const std::vector<int64_t>& layouts) {
   std::vector<SeenPart> parts;
+  other_step_ = -1;
   for (const fs::path& folder : list_quietly(place_.root)) {
     for (const fs::path& path : list_quietly(folder)) {
       if (path.filename().string().starts_with(kTemporary)) continue;
       const auto mark = read_mark(path);
+      if (!mark || mark->run != place_.run) continue;
       const bool fits =
-          mark && mark->run == place_.run && mark->num_ranks == world_.size() && mark->rank >= 0 &&
-          mark->rank < world_.size() &&
+          mark->num_ranks == world_.size() && mark->rank >= 0 && mark->rank < world_.size() &&
           mark->layout == fmt::format("{:016x}", static_cast<uint64_t>(layouts[mark->rank]));
-      if (fits) parts.push_back({mark->rank, mark->step, path});
+      if (fits) {
+        parts.push_back({mark->rank, mark->step, path});
+      } else {
+        other_step_ = std::max(other_step_, mark->step);
+      }
     }
   }
   return parts;
@@ -305,6 +311,8 @@ std::optional<CheckpointReader> PeerStore::find() {
       .wait();
   std::vector<SeenPart> parts;
   together(world_, [&] { parts = list_parts(layouts); });
+  const Tensor newest = view(std::span(&other_step_, 1), {1});
+  world_.all_reduce(newest, newest, ReduceOp::kMax).wait();
   for (;;) {
     const Plan plan = choose(parts);
     if (plan.step < 0) return std::nullopt;

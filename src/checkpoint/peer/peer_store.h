@@ -54,6 +54,10 @@ class PeerStore {
   /// machine is given it by one that has it.
   std::optional<CheckpointReader> find();
 
+  /// After find(): the newest step of which a rank saw a part of this run that other ranks held, or
+  /// otherwise than now; -1: none. The same on all ranks, not collective.
+  int64_t other_step() const { return other_step_; }
+
   /// Removes this rank's folder, and the run's where it is the last.
   void remove();
 
@@ -78,13 +82,14 @@ class PeerStore {
   std::string state_text(const std::string& state) const;
   void write_own(const PeerSave& request, const std::filesystem::path& folder) const;
   void publish(int64_t step);
-  std::vector<SeenPart> list_parts(const std::vector<int64_t>& layouts) const;
+  std::vector<SeenPart> list_parts(const std::vector<int64_t>& layouts);
   Plan choose(const std::vector<SeenPart>& parts) const;
   void drop_damaged(const Plan& plan, std::vector<SeenPart>& parts, bool& dropped) const;
   void bring(const Plan& plan, const std::vector<SeenPart>& parts) const;
 
   PeerPlace place_;
   Communicator& world_;
+  int64_t other_step_ = -1;
 };
 
 }  // namespace tessera

@@ -87,6 +87,7 @@ class PeerStoreTest : public FolderTest {
     on_ranks(num_ranks, [&](PeerStore& store, const Held& held, int64_t rank) {
       held.set(99);
       const auto reader = store.find();
+      if (other_step_) EXPECT_EQ(store.other_step(), *other_step_);
       if (!reader) return;
       steps[rank] = reader->step();
       held.load(*reader);
@@ -112,6 +113,7 @@ class PeerStoreTest : public FolderTest {
   int64_t shift_ = 1;
   uint64_t layout_ = ~uint64_t{0} - 10;
   bool apart_ = false;
+  std::optional<int64_t> other_step_;  ///< where all ranks are to see it
 };
 
 TEST_F(PeerStoreTest, KeepsTheNewestStateTwice) {
@@ -190,15 +192,22 @@ TEST_F(PeerStoreTest, UnfinishedCopiesAreNoState) {
 }
 
 TEST_F(PeerStoreTest, PartsOfOtherRunsRanksAndLayoutsAreNotTaken) {
-  save(3, 4);
-  EXPECT_EQ(find(2), -1);
-  run_ = "other";
-  EXPECT_EQ(find(3), -1);
-  run_ = "this";
-  layout_ += 1;
-  EXPECT_EQ(find(3), -1);
-  layout_ -= 1;
-  EXPECT_EQ(find(3), 4);
+  for (const bool apart : {false, true}) {
+    apart_ = apart;
+    save(3, 4);
+    other_step_ = 4;
+    EXPECT_EQ(find(2), -1);
+    other_step_ = -1;
+    run_ = "other";
+    EXPECT_EQ(find(3), -1);
+    run_ = "this";
+    layout_ += 10;
+    other_step_ = 4;
+    EXPECT_EQ(find(3), -1);
+    layout_ -= 10;
+    other_step_ = -1;
+    EXPECT_EQ(find(3), 4);
+  }
 }
 
 TEST_F(PeerStoreTest, AFailureOfOneRankLeavesTheEarlierState) {

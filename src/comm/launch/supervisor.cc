@@ -40,14 +40,19 @@ int LaunchEnd::signal() const {
 LaunchEnd Supervisor::run() {
   while (!abandoned_) {
     int status = 0;
-    if (!code_ && waitpid(mpirun_, &status, WNOHANG) == mpirun_)
-      code_ = WIFEXITED(status) ? WEXITSTATUS(status) : kSignalBase + WTERMSIG(status);
+    if (!code_ && waitpid(mpirun_, &status, WNOHANG) == mpirun_) code_ = code_of(status);
     const bool more = text_.empty() && take_text();
     // Processes that outlive mpirun may hold the pipe open, so its end is not waited for.
     if (code_ && text_.empty() && !more) break;
     wait();
   }
-  return {.code = *code_, .asked = asked_};
+  return {.code = *code_, .asked = asked_by_ != 0};
+}
+
+/// Ranks that do not train yet are ended by what asks them to stop, which stands for the user's.
+int Supervisor::code_of(int status) const {
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : kSignalBase + WTERMSIG(status);
+  return asked_by_ != 0 && code == kSignalBase + SIGUSR1 ? kSignalBase + asked_by_ : code;
 }
 
 /// Standard output is waited for before it is written to, so that a reader who is slow keeps no
@@ -85,11 +90,12 @@ void Supervisor::pass_on(int signal) {
     abandoned_ = true;
     return;
   }
-  if (asked_ && signal == SIGHUP) return;
-  std::cerr << (asked_ ? "tessera: ending all ranks\n"
-                       : "tessera: all ranks are asked to stop; once more ends them\n");
-  kill(mpirun_, asked_ ? SIGTERM : SIGUSR1);
-  asked_ = true;
+  const bool again = asked_by_ != 0;
+  if (again && signal == SIGHUP) return;
+  std::cerr << (again ? "tessera: ending all ranks\n"
+                      : "tessera: all ranks are asked to stop; once more ends them\n");
+  kill(mpirun_, again ? SIGTERM : SIGUSR1);
+  if (!again) asked_by_ = signal;
 }
 
 }  // namespace tessera

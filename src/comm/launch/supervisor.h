@@ -13,7 +13,7 @@ namespace tessera {
 
 /// How mpirun ended.
 struct LaunchEnd {
-  int code = 0;        ///< as a shell's: 128 + the signal that ended it, or a rank
+  int code = 0;        ///< as a shell's: 128 + the signal that ended it, a rank or this process
   bool asked = false;  ///< by a signal to this process
 
   /// 0 where none did.
@@ -36,6 +36,7 @@ class Supervisor {
   /// Reads once what the ranks printed; false where nothing is there now.
   bool take_text();
   void wait();
+  int code_of(int status) const;
 
   pid_t mpirun_;
   /// Readable once mpirun has ended. SIGCHLD might be taken by a thread that does not block it.
@@ -45,7 +46,7 @@ class Supervisor {
   std::ostream& out_;
   std::string text_;  ///< read, but not yet written
   std::optional<int> code_;
-  bool asked_ = false;
+  int asked_by_ = 0;        ///< the first signal to this process
   bool abandoned_ = false;  ///< asked to end when only text was left
 };
 

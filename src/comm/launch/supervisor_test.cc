@@ -48,6 +48,26 @@ TEST(Supervisor, EndsWithMpirunWhoeverTakesSignals) {
   EXPECT_EQ(out.str(), "text");
 }
 
+/// The code of a shell for the user's signal, not for that by which ranks are asked to stop.
+TEST(Supervisor, EndsAsTheUsersSignalWhereNoRankTrains) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    std::array<int, 2> pipe{};
+    ASSERT_EQ(pipe2(pipe.data(), O_CLOEXEC), 0);
+    const LaunchSignals signals;
+    const pid_t child = fork();
+    if (child == 0) {
+      pause();
+      _exit(0);
+    }
+    close(pipe[1]);
+    kill(getpid(), signal);
+    std::ostringstream out;
+    const LaunchEnd end = Supervisor(child, signals.all(), FileDescriptor(pipe[0]), out).run();
+    EXPECT_EQ(end.code, 128 + signal);
+    EXPECT_TRUE(end.asked);
+  }
+}
+
 TEST(LaunchSignals, AreBlockedAsLongAsTheyLive) {
   sigset_t now;
   {

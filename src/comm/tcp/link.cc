@@ -32,6 +32,11 @@ void check_group(const Envelope& sent, const Envelope& expected) {
          "a message of another group came: ranks made groups in different orders");
 }
 
+/// Whether an error of sending is one of the moment.
+bool passes(int error) {
+  return error == EAGAIN || error == EINTR || error == ENOBUFS || error == ENOMEM;
+}
+
 void copy(const std::vector<std::byte>& bytes, const Transfer& transfer) {
   if (!bytes.empty()) std::memcpy(transfer.message.data, bytes.data(), bytes.size());
 }
@@ -72,7 +77,7 @@ void Link::say_goodbye() {
 
 void Link::say_abort(int exit_code) {
   // What waits here refers to memory that may be gone.
-  if (closed_ || write_failed_ || (!outgoing_.empty() && outgoing_.front().sent > 0)) return;
+  if (closed_ || !unwritable_.empty() || (!outgoing_.empty() && outgoing_.front().sent > 0)) return;
   FrameHeader header;
   header.kind = FrameKind::kAbort;
   header.id = static_cast<uint64_t>(exit_code);
@@ -141,8 +146,10 @@ uint64_t Link::write_front() {
   message.msg_iov = parts.data();
   message.msg_iovlen = num_parts;
   const ssize_t count = sendmsg(descriptor(), &message, MSG_NOSIGNAL);
-  // Reading finds out why, after what was still sent from there.
-  if (count < 0) write_failed_ = errno != EAGAIN && errno != EINTR;
+  if (count < 0 && !passes(errno)) {
+    const std::string why = system_error();
+    unwritable_ = fmt::format("{} can be sent nothing any more: {}", name(), why);
+  }
   return static_cast<uint64_t>(std::max<ssize_t>(count, 0));
 }
 

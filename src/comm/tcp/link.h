@@ -39,11 +39,13 @@ class Link {
   /// message has another size than its receiver expects.
   void read_some();
   void write_some();
-  bool wants_to_write() const { return !outgoing_.empty() && !write_failed_; }
+  bool wants_to_write() const { return !outgoing_.empty() && unwritable_.empty(); }
 
   bool said_goodbye() const { return said_goodbye_; }
   /// Why nothing comes any more, although the other rank did not say goodbye; empty while it may.
   const std::string& lost() const { return lost_; }
+  /// Why nothing can be sent any more, though something may still come; empty while it can.
+  const std::string& unwritable() const { return unwritable_; }
   /// The other end was closed, with or without goodbye.
   bool closed() const { return closed_; }
   /// "rank 3 at 10.0.0.3:4711".
@@ -117,7 +119,7 @@ class Link {
   std::string lost_;
   bool closed_ = false;
   bool said_goodbye_ = false;
-  bool write_failed_ = false;
+  std::string unwritable_;
 };
 
 }  // namespace tessera

@@ -24,10 +24,6 @@ constexpr std::chrono::seconds kUntilNote{15};
 // Waits are looked at this often for whether they can still end.
 constexpr std::chrono::milliseconds kCheckInterval{500};
 
-TcpClock::duration to_duration(double seconds) {
-  return std::chrono::duration_cast<TcpClock::duration>(std::chrono::duration<double>(seconds));
-}
-
 /// Someone who answered, and what.
 struct Answer {
   TcpPeer peer;

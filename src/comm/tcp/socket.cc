@@ -77,6 +77,12 @@ Socket::~Socket() {
   if (descriptor_ >= 0) close(descriptor_);
 }
 
+TcpClock::duration to_duration(double seconds) {
+  constexpr double kLongestSeconds = 1e8;  // what the clock's nanoseconds can hold
+  const std::chrono::duration<double> limit(std::min(seconds, kLongestSeconds));
+  return std::chrono::duration_cast<TcpClock::duration>(limit);
+}
+
 int milliseconds_until(TcpClock::time_point deadline) {
   // In steps, since a time limit may be longer than poll() counts.
   constexpr int64_t kStep = 60'000;

@@ -55,6 +55,9 @@ void tune(const Socket& socket);
 /// The first whose other end was closed.
 std::optional<size_t> find_closed(std::span<const int> descriptors);
 
+/// A time limit, or one that the clock's numbers can hold.
+TcpClock::duration to_duration(double seconds);
+
 /// What poll() may wait, in ms, until the deadline.
 int milliseconds_until(TcpClock::time_point deadline);
 

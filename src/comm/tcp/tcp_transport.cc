@@ -111,9 +111,13 @@ std::optional<std::string> Mesh::lost() const {
     descriptors.push_back(entry.link->descriptor());
   }
   // The end is seen here before what was sent last has been read.
-  const std::optional<size_t> closed = find_closed(descriptors);
-  if (!closed) return std::nullopt;
-  return talking[*closed]->name() + " closed its connection";
+  if (const std::optional<size_t> closed = find_closed(descriptors))
+    return talking[*closed]->name() + " closed its connection";
+  // Where reading does not tell why.
+  for (const Link* link : talking) {
+    if (!link->unwritable().empty()) return link->unwritable();
+  }
+  return std::nullopt;
 }
 
 void Mesh::say_abort(int exit_code) {
@@ -224,8 +228,7 @@ class TcpTransport : public Transport {
   ~TcpTransport() override {
     if (mesh_->gave_up()) return;
     try {
-      mesh_->part(TcpClock::now() + std::chrono::duration_cast<TcpClock::duration>(
-                                        std::chrono::duration<double>(join_.timeout_seconds)));
+      mesh_->part(TcpClock::now() + to_duration(join_.timeout_seconds));
     } catch (const std::exception&) {
       // All that this rank had to do is done.
     }

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <functional>
@@ -9,6 +10,7 @@
 
 #include "comm/error.h"
 #include "comm/process_world.h"
+#include "comm/tcp/link.h"
 #include "comm/testing/collective_checks.h"
 #include "comm/testing/torch_agent.h"
 #include "core/memory.h"
@@ -16,6 +18,7 @@
 namespace tessera {
 namespace {
 
+using testing::AllOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
 using Bytes = std::vector<uint8_t>;
@@ -212,6 +215,19 @@ TEST(TcpTransport, AnAbortIsKnownByItsRankAndCode) {
   });
 }
 
+TEST(TcpLink, TellsThatNothingGoesAnyMore) {
+  const Socket listener = listen_on(loopback_addresses(0));
+  const Address address = local_address(listener);
+  Link link({connect_to(address, TcpClock::now() + std::chrono::seconds(10)), address}, 3);
+  link.say_goodbye();
+  EXPECT_EQ(link.unwritable(), "");
+  ASSERT_EQ(shutdown(link.descriptor(), SHUT_WR), 0);
+  link.say_goodbye();
+  EXPECT_THAT(link.unwritable(), AllOf(HasSubstr("rank 3 at"), HasSubstr("Broken pipe")));
+  EXPECT_FALSE(link.wants_to_write());
+  EXPECT_EQ(link.lost(), "") << "something may still come";
+}
+
 TEST(TcpTransport, GroupsMadeInOtherOrdersAreFound) {
   run_transports(2, [](std::unique_ptr<Transport> transport) {
     const bool sends = transport->rank() == 0;
@@ -222,6 +238,25 @@ TEST(TcpTransport, GroupsMadeInOtherOrdersAreFound) {
     EXPECT_THAT([&] { finish(*exchange); },
                 testing::ThrowsMessage<InternalError>(HasSubstr("message of another group")));
   });
+}
+
+TEST(TcpTransport, ATimeLimitMayBeAnyNumber) {
+  const int64_t port = find_free_port();
+  std::atomic<int> num_met = 0;
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      TcpJoin join = make_join(rank, 2, port);
+      join.timeout_seconds = 1e300;
+      try {
+        num_met += connect_tcp(join)->size() == 2 ? 1 : 0;
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_met, 2);
 }
 
 TEST(TcpTransport, RanksPartTogether) {

@@ -34,8 +34,12 @@ FileDescriptor open_file(const fs::path& path, int flags, std::string_view actio
 }
 
 void sync_descriptor(int fd, const fs::path& path) {
+  int error = 0;
+  do {
+    error = ::fsync(fd) == 0 ? 0 : errno;
+  } while (error == EINTR);  // of network file systems
   // EINVAL: a terminal, pipe or device has nothing to wait for.
-  if (::fsync(fd) != 0 && errno != EINVAL) file_error("write to disk", path, errno);
+  if (error != 0 && error != EINVAL) file_error("write to disk", path, error);
 }
 
 int64_t regular_file_size(int fd, const fs::path& path) {

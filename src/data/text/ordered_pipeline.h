@@ -24,6 +24,8 @@ struct OrderedPipeline {
   std::function<int64_t(const In&)> weigh;
   /// Nothing more is produced while the items between producing and consuming weigh as much.
   int64_t max_weight = 0;
+  /// Called by the caller's thread before each thing that it does.
+  std::function<void()> pause = {};
 
   /// Returns when all items are consumed. An exception ends it once every item before the one that
   /// threw has been consumed, and is thrown on.
@@ -38,9 +40,12 @@ class PipelineRun {
  public:
   explicit PipelineRun(const OrderedPipeline<In, Out>& pipeline) : pipeline_(pipeline) {}
 
-  void work() {
+  /// `pause`: called before each thing that is done; null: nothing.
+  void work(const std::function<void()>& pause = {}) {
     std::unique_lock lock(mutex_);
     while (!failure_) {
+      if (pause) take_failure(attempt(lock, pause));
+      if (failure_) break;
       if (!consuming_ && done_.contains(next_consumed_)) {
         consume(lock);
       } else if (!ended_ && !producing_ && weight_ < pipeline_.max_weight) {
@@ -66,6 +71,11 @@ class PipelineRun {
     int64_t weight = 0;
   };
 
+  /// The first one counts.
+  void take_failure(const std::exception_ptr& error) {
+    if (!failure_) failure_ = error;
+  }
+
   /// Calls `action` without the lock; gives what it threw.
   template <typename Action>
   std::exception_ptr attempt(std::unique_lock<std::mutex>& lock, const Action& action) {
@@ -84,8 +94,8 @@ class PipelineRun {
     auto node = done_.extract(next_consumed_);
     Item& item = node.mapped();
     consuming_ = true;
-    failure_ =
-        item.error ? item.error : attempt(lock, [&] { pipeline_.consume(*item.in, *item.out); });
+    take_failure(item.error ? item.error
+                            : attempt(lock, [&] { pipeline_.consume(*item.in, *item.out); }));
     consuming_ = false;
     ++next_consumed_;
     weight_ -= item.weight;
@@ -132,7 +142,7 @@ void OrderedPipeline<In, Out>::run(int num_threads) const {
   {
     std::vector<std::jthread> threads;
     for (int i = 1; i < num_threads; ++i) threads.emplace_back([&run] { run.work(); });
-    run.work();
+    run.work(pause);
   }
   run.rethrow_failure();
 }

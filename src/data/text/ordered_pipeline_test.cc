@@ -81,5 +81,26 @@ TEST(OrderedPipelineTest, AnErrorEndsItAfterAllThatCameBefore) {
   }
 }
 
+TEST(OrderedPipelineTest, TheCallersThreadPauses) {
+  const auto caller = std::this_thread::get_id();
+  for (const int num_threads : {1, 2, 4}) {
+    int64_t next = 0;
+    int pauses = 0;
+    const OrderedPipeline<int64_t, int64_t> endless{
+        .produce = [&] { return std::optional(next++); },
+        .transform = [](const int64_t& item) { return item; },
+        .consume = [](const int64_t&, const int64_t&) {},
+        .weigh = [](const int64_t&) { return 1; },
+        .max_weight = 8,
+        .pause =
+            [&] {
+              EXPECT_EQ(std::this_thread::get_id(), caller);
+              if (++pauses == 20) throw std::runtime_error("enough");
+            }};
+    EXPECT_THROW(endless.run(num_threads), std::runtime_error);
+    EXPECT_EQ(pauses, 20);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

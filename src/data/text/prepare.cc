@@ -23,7 +23,8 @@ std::string prefix_for(const TextSource& source, const Tokenizer& tokenizer,
                                  static_cast<int>(source.format), source.json_key,
                                  source.instructions, source.skip_invalid);
   for (const std::string& path : source.paths) what += "\n" + fs::weakly_canonical(path).string();
-  std::string name = fs::path(source.paths.front()).stem().string();
+  constexpr size_t kLongestName = 128;  // bytes, of the 255 that a name may have with what follows
+  std::string name = fs::path(source.paths.front()).stem().string().substr(0, kLongestName);
   std::ranges::replace_if(
       name, [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_'; }, '_');
   const uint64_t hash = hash_text(what.data(), what.size());
@@ -34,13 +35,15 @@ std::string prefix_for(const TextSource& source, const Tokenizer& tokenizer,
 
 TokenizeSummary prepare_tokens(const TextSource& source, const Tokenizer& tokenizer,
                                const std::string& cache_dir,
-                               const std::function<void(const TokenizeProgress&)>& progress) {
+                               const std::function<void(const TokenizeProgress&)>& progress,
+                               const std::function<void()>& pause) {
   require(!cache_dir.empty(), "no folder is given for the token file");
   list_text_files(source);  // refuses what cannot be read before anything is named after it
   return tokenize_text({.source = source,
                         .prefix = prefix_for(source, tokenizer, cache_dir),
                         .other = OtherTokens::kReplace,
-                        .progress = progress},
+                        .progress = progress,
+                        .pause = pause},
                        tokenizer);
 }
 

@@ -192,6 +192,18 @@ TEST_F(TextSourceTest, TokensArePreparedOnceAndAgainWhenTheTextChanges) {
   EXPECT_NE(cut.prefix, first.prefix);
 }
 
+TEST_F(TextSourceTest, TextOfTheLongestNameIsPrepared) {
+  const auto tokenizer = make_byte_tokenizer();
+  const std::string name(250, 'n');
+  const auto prepare = [&](const std::string& end) {
+    return prepare_tokens(source_of(write(name + end, "abc")), *tokenizer, path("cache"));
+  };
+  const TokenizeSummary first = prepare(".txt");
+  EXPECT_EQ(first.num_tokens, 4);
+  EXPECT_TRUE(prepare(".txt").reused);
+  EXPECT_NE(prepare(".md").prefix, first.prefix);
+}
+
 TEST_F(TextSourceTest, DamagedOrUnfinishedTokensAreWrittenAnew) {
   const auto tokenizer = make_byte_tokenizer();
   const TextSource source = source_of(write("a.txt", "abc"));

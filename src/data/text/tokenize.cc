@@ -63,7 +63,8 @@ class Tokenization {
         .consume = [this](const TextChunk& chunk,
                           const EncodedChunk& encoded) { consume(chunk, encoded); },
         .weigh = [](const TextChunk& chunk) { return static_cast<int64_t>(chunk.text.size()) + 1; },
-        .max_weight = 2 * num_threads * static_cast<int64_t>(request_.chunks.chunk_bytes)};
+        .max_weight = 2 * num_threads * static_cast<int64_t>(request_.chunks.chunk_bytes),
+        .pause = request_.pause};
     pipeline.run(num_threads);
     require(writer_.num_documents() > 0, "{} has no text but blanks", request_.source.name());
     writer_.write_index();
@@ -207,6 +208,7 @@ std::optional<uint64_t> hash_content(const TextJob& job, const TextPosition& end
     progress.bytes_done = bytes_before + chunk->file_position;
     if (chunk->ends_file) bytes_before = progress.bytes_done;
     if (tell) job.request.progress(progress);
+    if (job.request.pause) job.request.pause();
   }
   return content;
 }

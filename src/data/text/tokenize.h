@@ -29,6 +29,8 @@ struct TokenizeRequest {
   OtherTokens other = OtherTokens::kRefuse;
   std::function<void(const TokenizeProgress&)> progress = {};  ///< from one thread at a time
   ChunkOptions chunks = {};
+  /// Called by the caller's thread now and then; what it throws ends the work.
+  std::function<void()> pause = {};
 };
 
 struct TokenizeSummary {

@@ -321,6 +321,28 @@ TEST_F(TokenizeTest, GoesOnFromEveryStateToTheSameBytes) {
   }
 }
 
+TEST_F(TokenizeTest, GoesOnAfterAPauseThatEndedIt) {
+  write("a.txt", random_text(random_, 5000));
+  const WordTokenizer tokenizer;
+  TokenizeRequest request = this->request("a.txt");
+  request.chunks = {.chunk_bytes = 100, .lookahead_bytes = 10};
+  tokenize_text(request, tokenizer);
+  const std::string expected = bytes();
+  remove_output();
+  request.sync_seconds = 0;
+  request.num_threads = 2;
+  int pauses = 0;
+  request.pause = [&] {
+    if (++pauses == 30) throw std::runtime_error("enough");
+  };
+  EXPECT_THROW(tokenize_text(request, tokenizer), std::runtime_error);
+  EXPECT_FALSE(fs::exists(path("out.idx")));
+  request.pause = {};
+  tokenize_text(request, tokenizer);
+  EXPECT_TRUE(bytes() == expected);
+  expect_clean();
+}
+
 /// A kill between the renames at the end.
 TEST_F(TokenizeTest, FinishesNamingTheFiles) {
   const WordTokenizer tokenizer;

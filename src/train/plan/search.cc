@@ -1,9 +1,11 @@
 #include "train/plan/search.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "train/memory/search_policy.h"
 #include "train/plan/balance_stages.h"
@@ -34,18 +36,42 @@ struct Judged {
   std::optional<OtherStages> stages = std::nullopt;  ///< where they are worth to be judged
 };
 
-/// Runs `work` for 0 to count - 1 on all processors. What it throws ends the program's search with
-/// the exception of the first number that has one.
-void run_beside(size_t count, const std::function<void(size_t)>& work) {
+/// Thrown on other threads where a pause has ended the search.
+struct SearchEnded {};
+
+/// Runs `work` for 0 to count - 1 on all processors; what it is given it calls now and then, for
+/// `pause` on the caller's thread. What is thrown ends the program's search with the exception of
+/// the pause, or of the first number that has one; of those behind it none is begun.
+void run_beside(size_t count, const std::function<void(size_t, const PlanPause& look)>& work,
+                const PlanPause& pause) {
   std::vector<std::exception_ptr> failures(count);
+  std::atomic<size_t> first_failure = count;
+  std::exception_ptr end;
+  std::atomic<bool> ended = false;
+  const std::thread::id caller = std::this_thread::get_id();
+  const PlanPause look = [&] {
+    if (ended) throw SearchEnded();
+    if (!pause || std::this_thread::get_id() != caller) return;
+    try {
+      pause();
+    } catch (...) {
+      end = std::current_exception();
+      ended = true;
+      throw;
+    }
+  };
 #pragma omp parallel for schedule(dynamic)
   for (size_t i = 0; i < count; ++i) {
+    if (i > first_failure || ended) continue;
     try {
-      work(i);
+      look();
+      work(i, look);
     } catch (...) {
       failures[i] = std::current_exception();
+      for (size_t first = first_failure; i < first;) first_failure.compare_exchange_weak(first, i);
     }
   }
+  if (end) std::rethrow_exception(end);
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);
   }
@@ -67,10 +93,12 @@ bool fits_host(const SimulatedStep& step, const Hardware& hardware) {
 
 class Search {
  public:
-  Search(const SearchSpace& space, const StepWork& work, const PlanProgress& progress)
+  Search(const SearchSpace& space, const StepWork& work, const PlanProgress& progress,
+         const PlanPause& pause)
       : space_(space),
         work_(work),
         progress_(progress),
+        pause_(pause),
         flops_(flops_of(space.base)),
         limit_(memory_of(space.base, work.hardware())) {}
 
@@ -142,14 +170,15 @@ class Search {
     std::vector<std::optional<Judged>> found(all.size());
     std::vector<std::string> refusals(all.size());
     begin(from, to, all.size());
-    run_beside(all.size(), [&](size_t i) {
+    const auto judge_one = [&](size_t i, const PlanPause& /*look*/) {
       try {
         found[i] = judge(all[i]);
       } catch (const UserError& error) {
         refusals[i] = error.what();
       }
       advance();
-    });
+    };
+    run_beside(all.size(), judge_one, pause_);
     std::vector<Judged> judged;
     for (size_t i = 0; i < all.size(); ++i) {
       if (found[i]) {
@@ -254,10 +283,12 @@ class Search {
     const size_t count = std::min(kLayoutsToRefine, judged.size());
     std::vector<PlannedLayout> planned(count);
     begin(0.7, 1, count);
-    run_beside(count, [&](size_t i) {
-      planned[i] = plan_layout(judged[i].settings, space_.num_ranks, work_, flops_, may_choose());
+    const auto plan_one = [&](size_t i, const PlanPause& look) {
+      planned[i] =
+          plan_layout(judged[i].settings, space_.num_ranks, work_, flops_, may_choose(), look);
       advance();
-    });
+    };
+    run_beside(count, plan_one, pause_);
     for (PlannedLayout& layout : planned) {
       if (layout.fits) {
         result_.layouts.push_back(std::move(layout));
@@ -275,6 +306,7 @@ class Search {
     to_ = to;
     pieces_ = static_cast<double>(pieces);
     done_ = 0;
+    if (pause_) pause_();
     tell(from);
   }
 
@@ -291,6 +323,7 @@ class Search {
   const SearchSpace& space_;
   const StepWork& work_;
   const PlanProgress& progress_;
+  const PlanPause& pause_;
   double flops_;
   int64_t limit_;
   std::string refusal_;
@@ -340,13 +373,14 @@ int64_t memory_of(const Settings& settings, const Hardware& hardware) {
 }
 
 PlannedLayout plan_layout(const Settings& settings, int64_t num_ranks, const StepWork& work,
-                          double flops, bool may_choose) {
+                          double flops, bool may_choose, const PlanPause& pause) {
   const Hardware& hardware = work.hardware();
   const MemoryLimit limit = limit_of(settings, num_ranks, hardware);
   PlannedLayout planned{.settings = settings};
   planned.settings.train.offload_rate = hardware.host_gbs;
   std::set<int64_t> chosen_for;
   while (true) {
+    if (pause) pause();
     StageSimulation stages(planned.settings, num_ranks, first_ranks(settings, num_ranks));
     const bool fits = stages.most_bytes() <= limit.bytes - limit.spare;
     const int64_t fullest = stages.fullest();
@@ -355,15 +389,16 @@ PlannedLayout plan_layout(const Settings& settings, int64_t num_ranks, const Ste
       choose_for_rank(planned.settings, fullest, num_ranks, limit);
       continue;
     }
+    if (pause) pause();
     planned.step = stages.run(work, flops);
     planned.fits = fits && fits_host(planned.step, hardware);
     return planned;
   }
 }
 
-PlanResult search_plan(const SearchSpace& space, const StepWork& work,
-                       const PlanProgress& progress) {
-  return Search(space, work, progress).run();
+PlanResult search_plan(const SearchSpace& space, const StepWork& work, const PlanProgress& progress,
+                       const PlanPause& pause) {
+  return Search(space, work, progress, pause).run();
 }
 
 }  // namespace tessera

@@ -30,6 +30,9 @@ struct PlanResult {
 /// Told how far a search is, in [0, 1].
 using PlanProgress = std::function<void(double share)>;
 
+/// Called by the thread that asked for the search now and then; what it throws ends the search.
+using PlanPause = std::function<void()>;
+
 /// The fastest ways to train on hardware, as simulated: layouts with one sequence at a time are
 /// judged by few of their stages; the best of them with other micro-batches and chunks; of all
 /// these the best with stages cut by time, where even ones are unequal; the best of these with
@@ -37,11 +40,11 @@ using PlanProgress = std::function<void(double share)>;
 /// the memory, values are chosen that all layers compute again or offload (search_policy).
 /// Deterministic. Throws UserError where nothing at all can be trained so.
 PlanResult search_plan(const SearchSpace& space, const StepWork& work,
-                       const PlanProgress& progress = {});
+                       const PlanProgress& progress = {}, const PlanPause& pause = {});
 
 /// One configuration as it is, with a policy for its memory where it leaves that open.
 PlannedLayout plan_layout(const Settings& settings, int64_t num_ranks, const StepWork& work,
-                          double flops, bool may_choose);
+                          double flops, bool may_choose, const PlanPause& pause = {});
 
 /// Bytes that a rank may take: train.memory_limit, or else what the hardware has less what no
 /// prediction knows.

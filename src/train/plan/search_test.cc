@@ -186,6 +186,29 @@ TEST(SearchPlan, SaysWhatIsLeastWhereNothingFits) {
   EXPECT_GT(result.least->step.fullest().memory.total(), 1 << 20);
 }
 
+/// In each part of the search the next pause is soon, and ends it.
+TEST(SearchPlan, EndsWhereAPauseThrows) {
+  const SearchSpace space = space_of(settings_to_plan({}), 8, {});
+  const StepWork work(small_machine());
+  int all = 0;
+  search_plan(space, work, {}, [&] { ++all; });
+  ASSERT_GE(all, 6);
+  for (const int last : {1, all / 2, all}) {
+    int pauses = 0;
+    const auto pause = [&] {
+      if (++pauses >= last) throw std::runtime_error("enough");
+    };
+    std::vector<double> told;
+    try {
+      search_plan(
+          space, work, [&](double share) { told.push_back(share); }, pause);
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "enough");
+    }
+    EXPECT_LE(pauses, last);
+  }
+}
+
 TEST(SearchPlan, RefusesWhatNoLayoutCanTrain) {
   const Settings settings = settings_to_plan({"--train.global_batch=1"});
   EXPECT_THAT(

@@ -13,14 +13,15 @@
 namespace tessera {
 namespace {
 
-TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& terminal,
+TrainingData open_data(Settings& settings, const TrainRequest& request, std::ostream& out,
                        const std::function<void()>& alive) {
-  ProgressBar bar(out, terminal, "tokenizing");
-  return open_training_data(settings, [&](const PrepareProgress& progress) {
+  ProgressBar bar(out, request.terminal, "tokenizing");
+  const auto show = [&](const PrepareProgress& progress) {
     alive();
     const auto total = static_cast<double>(std::max<int64_t>(progress.bytes_total, 1));
     bar.update(static_cast<double>(progress.bytes_done) / total, format_bytes(progress.bytes_done));
-  });
+  };
+  return open_training_data(settings, show, request.pause);
 }
 
 RunWriterOptions writer_options(const Settings& settings, const TrainRequest& request,
@@ -62,7 +63,7 @@ TrainingData open_data_together(Settings& settings, const TrainRequest& request,
                                 Communicator& world, std::ostream& out) {
   std::optional<TrainingData> data;
   on_first_rank(world, [&](const std::function<void()>& alive) {
-    data = open_data(settings, out, request.terminal, alive);
+    data = open_data(settings, request, out, alive);
   });
   together(world, [&] {
     if (world.rank() != 0) data = open_training_data(settings);

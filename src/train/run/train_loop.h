@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -24,6 +25,8 @@ struct TrainRequest {
   /// No data is opened: each step is given its batches (Trainer::give_batches), and nothing is held
   /// out for validation.
   bool given_batches = false;
+  /// Called by rank 0's thread now and then while it tokenizes; what it throws ends the run.
+  std::function<void()> pause = {};
 };
 
 /// A whole training step by step, from the settings to the report, for those who call each step

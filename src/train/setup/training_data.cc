@@ -36,21 +36,23 @@ SamplerConfig sampler_config(const Settings& settings) {
 
 /// The prefix of the token file: the given one, or one made from text.
 std::string find_tokens(const Settings& settings, const Tokenizer& tokenizer,
-                        const std::function<void(const PrepareProgress&)>& progress) {
+                        const std::function<void(const PrepareProgress&)>& progress,
+                        const std::function<void()>& pause) {
   const DataSettings& data = settings.data;
   if (!data.tokens.empty()) return data.tokens;
   const std::string cache = data.cache.empty() ? settings.run.folder + "/tokens" : data.cache;
   const TextSource source = make_text_source(data);
   refuse_output_within(source, settings.run.folder, "run.folder");
   if (!data.cache.empty()) refuse_output_within(source, cache, "data.cache");
-  return prepare_tokens(source, tokenizer, cache, progress).prefix;
+  return prepare_tokens(source, tokenizer, cache, progress, pause).prefix;
 }
 
 void open_files(const Settings& settings, TrainingData& data,
-                const std::function<void(const PrepareProgress&)>& progress) {
+                const std::function<void(const PrepareProgress&)>& progress,
+                const std::function<void()>& pause) {
   std::vector<std::string> prefixes;
   if (settings.data.blend.empty()) {
-    prefixes = {find_tokens(settings, *data.tokenizer, progress)};
+    prefixes = {find_tokens(settings, *data.tokenizer, progress, pause)};
   } else {
     const BlendPlan plan = parse_blend(settings.data.blend, settings.data.blend_changes);
     prefixes = plan.prefixes;
@@ -135,12 +137,13 @@ TrainingData prepare_without_data(Settings& settings) {
 }
 
 TrainingData open_training_data(Settings& settings,
-                                const std::function<void(const PrepareProgress&)>& progress) {
+                                const std::function<void(const PrepareProgress&)>& progress,
+                                const std::function<void()>& pause) {
   TrainingData data;
   data.tokenizer = make_tokenizer(settings.data.tokenizer_spec());
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size, *data.tokenizer);
   validate(settings.model);  // before any file is written
-  open_files(settings, data, progress);
+  open_files(settings, data, progress, pause);
   const SamplerConfig config = sampler_config(settings);
   data.train = std::make_unique<BatchSource>(data.files, data.blend, config, Split::kTrain);
   if (config.validation_fraction > 0) {

@@ -38,10 +38,12 @@ struct TrainingData {
 /// data.text and how it is read.
 TextSource make_text_source(const DataSettings& data);
 
-/// Makes the token file from text where that has not been done (calling `progress`), opens it, and
-/// sets model.vocab_size where it is 0. Throws UserError for data that cannot be trained on.
+/// Makes the token file from text where that has not been done (calling `progress`, and `pause` as
+/// of a TokenizeRequest), opens it, and sets model.vocab_size where it is 0. Throws UserError for
+/// data that cannot be trained on.
 TrainingData open_training_data(Settings& settings,
-                                const std::function<void(const PrepareProgress&)>& progress = {});
+                                const std::function<void(const PrepareProgress&)>& progress = {},
+                                const std::function<void()>& pause = {});
 
 /// The same for a run whose steps are given their batches: any number of stretches where
 /// data.split_documents, those of packed answers where an objective has these (AnswerBatches), else

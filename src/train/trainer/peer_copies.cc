@@ -205,6 +205,15 @@ PeerStore& PeerCopies::open(const ModelState& state) {
   return *store_;
 }
 
+std::optional<std::string> PeerCopies::describe_unused(int64_t step) const {
+  if (store_->other_step() <= step) return std::nullopt;
+  return fmt::format(
+      "the ranks' memory has the state after step {} (checkpoint.peer_copy), which is not used: it "
+      "is of another number of ranks, layout or formats. The first copies of this run replace it; "
+      "to go on from it, kill the run (SIGKILL) before them and start it as it was",
+      store_->other_step());
+}
+
 void PeerCopies::save(const SavedRun& run, const ModelState& state) {
   const std::vector<NamedSlice> model = state.held_model();
   const std::vector<NamedSlice> optimizer = state.held_optimizer();

@@ -33,6 +33,9 @@ class PeerCopies {
 
   /// The store, once the state is there.
   PeerStore& open(const ModelState& state);
+  /// After the store's find(), for a run that goes on after `step`: of a newer state in memory that
+  /// cannot be its own.
+  std::optional<std::string> describe_unused(int64_t step) const;
   /// Copies the state to both places. Throws UserError where that failed on some rank.
   void save(const SavedRun& run, const ModelState& state);
   /// At the normal end of a run: nothing is left.

@@ -152,6 +152,16 @@ TEST_F(PeersOfOneLayout, WithoutACopyTheDiskIsTaken) {
   other.train.precision = Precision::kF32;
   other.optimizer.formats.first_moment = MomentKind::kBF16;  // which the copies are not
   EXPECT_EQ(resumed_step(other), 1);
+  const auto notes_of = [&](const Settings& own) {
+    std::vector<std::string> notes;
+    on_ranks(own, num_ranks(), [&](Trainer& trainer, const auto&) {
+      if (trainer.layout().rank() == 0) notes = trainer.initial_notes();
+    });
+    return notes;
+  };
+  const auto unused = HasSubstr("has the state after step 3 (checkpoint.peer_copy), which is not");
+  EXPECT_THAT(notes_of(other), Contains(unused));
+  EXPECT_THAT(notes_of(settings("run")), ::testing::Not(Contains(unused)));
   remove_path(root());
   EXPECT_EQ(resumed_step(settings("run")), 1);
 }

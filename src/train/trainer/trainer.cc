@@ -198,6 +198,8 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
     const auto notes = load_initial_weights(settings_, *state_, *layout_.world);
     initial_notes_.insert(initial_notes_.end(), notes.begin(), notes.end());
   }
+  if (const auto note = peers_ ? peers_->describe_unused(position_.step) : std::nullopt)
+    initial_notes_.push_back(*note);
   position_.loss_scale = saved_state(scaler_);
   set_scales(state_->roundings(), model_->roundings());
   return resumed;
