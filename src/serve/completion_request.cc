@@ -177,7 +177,7 @@ bool read_include_usage(Fields& fields, bool stream) {
   if (!stream) refuse_field("stream_options", "'stream_options' goes with \"stream\": true only");
   const bool known = options->is_object() && std::ranges::all_of(options->items(), [](auto item) {
                        return (item.key() == "include_usage" && item.value().is_boolean()) ||
-                              (item.key() == "include_obfuscation" && item.value() == false);
+                              (item.key() == "include_obfuscation" && item.value() == Json(false));
                      });
   if (!known)
     refuse_field("stream_options",
