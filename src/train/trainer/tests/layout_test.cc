@@ -241,6 +241,19 @@ void expect_agreement_of_contexts(Settings settings) {
   expect_agreement_on(settings, {.cp = 4, .dp = 2, .ep = 4}, 8);
 }
 
+/// Of layers that hand states from token to token.
+void expect_agreement_of_states(Settings settings) {
+  settings.data.sequence_length = 16;
+  settings.data.split_documents = true;
+  expect_agreement_on(settings, {.tp = 2}, 2);
+  expect_agreement_on(settings, {.pp = 2}, 2);
+  settings.train.recompute = {"all"};
+  expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
+  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
+  settings.train.recompute.clear();
+  expect_agreement_of_contexts(settings);
+}
+
 /// Layers with Gated DeltaNet, their heads spread, between layers with gated attention.
 TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
   Settings settings = small_settings();
@@ -252,15 +265,7 @@ TEST(AnyLayouts, SpreadHeadsOfGatedDeltaNet) {
   model.attention_gate = true;
   model.delta_layers = {0, 1, 2};
   model.delta = {.num_key_heads = 4, .num_value_heads = 8, .key_size = 6, .value_size = 5};
-  settings.data.sequence_length = 16;
-  settings.data.split_documents = true;
-  expect_agreement_on(settings, {.tp = 2}, 2);
-  expect_agreement_on(settings, {.pp = 2}, 2);
-  settings.train.recompute = {"all"};
-  expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
-  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
-  settings.train.recompute.clear();
-  expect_agreement_of_contexts(settings);
+  expect_agreement_of_states(settings);
 }
 
 /// Layers with gated short convolutions, their channels spread, between layers that attend.
@@ -273,15 +278,7 @@ TEST(AnyLayouts, SpreadChannelsOfGatedConvolutions) {
   model.head_size = 8;
   model.conv_layers = {0, 1, 3};
   model.conv = {.size = 3, .bias = true};
-  settings.data.sequence_length = 16;
-  settings.data.split_documents = true;
-  expect_agreement_on(settings, {.tp = 2}, 2);
-  expect_agreement_on(settings, {.pp = 2}, 2);
-  settings.train.recompute = {"all"};
-  expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
-  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
-  settings.train.recompute.clear();
-  expect_agreement_of_contexts(settings);
+  expect_agreement_of_states(settings);
 }
 
 /// Layers with a window rotated unlike those without, the latter not at all.
@@ -318,14 +315,7 @@ TEST(AnyLayouts, SpreadGroupsOfMamba) {
   model.layers_without_mlp = {1, 2};
   model.layers_without_mixer = {3};
   model.mamba = {.num_heads = 8, .head_size = 6, .num_groups = 4, .state_size = 5};
-  settings.data.sequence_length = 16;
-  settings.data.split_documents = true;
-  expect_agreement_on(settings, {.tp = 2}, 2);
-  settings.train.recompute = {"all"};
-  expect_agreement_on(settings, {.tp = 4, .ep = 4}, 4);
-  expect_agreement_on(settings, {.tp = 2, .dp = 2, .etp = 2, .ep = 2, .pp = 2}, 8);
-  settings.train.recompute.clear();
-  expect_agreement_of_contexts(settings);
+  expect_agreement_of_states(settings);
 }
 
 /// The options of Granite and Hunyuan: multipliers at every end, norms of rotated heads.
